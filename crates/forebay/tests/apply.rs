@@ -48,16 +48,6 @@ fn refused(server: &Server, file: &str) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Value and origin of a setting, as `forebay config` shows them.
-fn shown(server: &Server, volume: Option<&str>, name: &str) -> (String, String) {
-    let all: serde_json::Value =
-        serde_json::from_str(&server.ask(&["config", "--json"])).expect("it prints JSON");
-    let is = |one: &&serde_json::Value| one["name"] == name && one["volume"].as_str() == volume;
-    let one = all.as_array().expect("a list").iter().find(is).expect("it is shown");
-    let text = |key: &str| one[key].as_str().expect("a text").to_owned();
-    (text("value"), text("from"))
-}
-
 #[test]
 fn a_file_is_applied_as_a_whole_and_stays_in_force() {
     let place = two();
@@ -76,12 +66,12 @@ fn a_file_is_applied_as_a_whole_and_stays_in_force() {
                  a: mode: write-back -> write-through\n\
                  b: dirty_limit: 20% -> none\n";
     assert_eq!(server.ask(&["apply", &file, "--dry-run"]), lines);
-    assert_eq!(shown(&server, None, "dirty_limit"), ("30%".into(), "configuration".into()));
+    assert_eq!(server.shown(None, "dirty_limit"), ("30%".into(), "configuration".into()));
     assert_eq!(server.ask(&["apply", &file]), lines);
     let changed = |server: &Server, from: &str| {
-        assert_eq!(shown(server, None, "dirty_limit"), ("40%".into(), from.into()));
-        assert_eq!(shown(server, Some("a"), "mode"), ("write-through".into(), from.into()));
-        assert_eq!(shown(server, None, "eviction"), ("frequency".into(), "default".into()));
+        assert_eq!(server.shown(None, "dirty_limit"), ("40%".into(), from.into()));
+        assert_eq!(server.shown(Some("a"), "mode"), ("write-through".into(), from.into()));
+        assert_eq!(server.shown(None, "eviction"), ("frequency".into(), "default".into()));
         let own = server.ask(&["config", "b"]);
         assert!(!own.contains("dirty_limit") && own.contains("[volume b]"), "{own}");
     };
@@ -111,7 +101,7 @@ fn a_hangup_applies_the_file_of_the_start() {
     write(&place, "dirty_limit = \"40%\"", "", "");
     server.signal("HUP");
     server.log("forebay.toml is in force");
-    assert_eq!(shown(&server, None, "dirty_limit"), ("40%".into(), "set".into()));
+    assert_eq!(server.shown(None, "dirty_limit"), ("40%".into(), "set".into()));
     write(&place, "dirty_limit = \"45%\"\nlog_share = \"20%\"", "", "");
     server.signal("HUP");
     let log = server.log("is not applied");
@@ -119,7 +109,7 @@ fn a_hangup_applies_the_file_of_the_start() {
     write(&place, "dirty_limit = \"450%\"", "", "");
     server.signal("HUP");
     server.log("SIGHUP: nothing was changed");
-    assert_eq!(shown(&server, None, "dirty_limit"), ("40%".into(), "set".into()));
+    assert_eq!(server.shown(None, "dirty_limit"), ("40%".into(), "set".into()));
     server.stop(&[]);
 }
 
@@ -138,7 +128,7 @@ fn a_value_that_was_taken_away_stays_away() {
     let own = server.ask(&["config", "b"]);
     assert!(!own.contains("dirty_limit"), "{own}");
     server.ask(&["set", "b", "dirty_limit=default"]);
-    assert_eq!(shown(&server, Some("b"), "dirty_limit"), ("20%".into(), "configuration".into()));
+    assert_eq!(server.shown(Some("b"), "dirty_limit"), ("20%".into(), "configuration".into()));
     server.stop(&[]);
 }
 

@@ -240,13 +240,7 @@ fn a_cache_without_a_store_gets_one_while_it_serves() {
     plan.cache.clone_from(&usual);
     let server = plan.start();
     server.log("30% of the device spare and a log of 100% of the rest, and keeps them");
-    let in_force = |server: &Server, key: &str| {
-        let all: serde_json::Value =
-            serde_json::from_str(&server.ask(&["config", "--json"])).expect("it prints JSON");
-        let mut all = all.as_array().expect("a list").iter();
-        let found = all.find(|one| one["name"] == key).expect("it is shown");
-        found["value"].as_str().expect("a text").to_owned()
-    };
+    let in_force = |server: &Server, key| server.shown(None, key).0;
     assert_eq!(in_force(&server, "log_share"), "100%");
     assert_eq!(in_force(&server, "spare"), "30%");
     let mut a = plan.connect("a");

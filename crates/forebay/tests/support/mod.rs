@@ -160,6 +160,16 @@ pub struct Server {
 }
 
 impl Server {
+    /// Value and origin of a setting, as `forebay config` shows them.
+    pub fn shown(&self, volume: Option<&str>, name: &str) -> (String, String) {
+        let all: serde_json::Value =
+            serde_json::from_str(&self.ask(&["config", "--json"])).expect("it prints JSON");
+        let is = |one: &&serde_json::Value| one["name"] == name && one["volume"].as_str() == volume;
+        let one = all.as_array().expect("a list").iter().find(is).expect("it is shown");
+        let text = |key: &str| one[key].as_str().expect("a text").to_owned();
+        (text("value"), text("from"))
+    }
+
     /// Starts one without a keeper, so that its process is the server's.
     fn start(arguments: &[String], control: String) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
