@@ -140,16 +140,17 @@ pub struct Entry {
     /// The base of a block of the kind `Similar`; `None` for other kinds.
     pub base: Option<NamedBase>,
     /// Set if the payload is in the store; `offset` then counts from the start of its extent.
-    pub stored: Option<StoreSlot>,
+    pub stored: Option<StoreUnit>,
 }
 
-/// The part of the store that holds a payload.
+/// The unit of the store that holds a payload.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct StoreSlot {
+pub struct StoreUnit {
     /// Number of the extent, from the first after the log; less than 2^24.
     pub extent: u32,
-    /// Length of the extent's slots, in pages.
-    pub pages: u8,
+    /// The page of the unit in which the payload begins, from 1: so recovery learns where units
+    /// begin.
+    pub page: u8,
 }
 
 impl Entry {
@@ -172,7 +173,7 @@ impl Entry {
             | (u8::from(self.stored.is_some()) * FLAG_STORED));
         w.u32(self.offset);
         w.u16(self.len);
-        let stored = self.stored.map(StoreSlot::number);
+        let stored = self.stored.map(StoreUnit::number);
         w.u32(self.base.map(NamedBase::extent).or(stored).unwrap_or(self.count));
         w.u32(self.crc);
         w.u16(self.base.map(|base| base.back).or(self.shared).unwrap_or(0));
@@ -199,7 +200,7 @@ impl Entry {
         let shared = is_shared.then_some(back);
         let base = NamedBase::from_extent(base_kind, count, back);
         let stored = (flags & FLAG_STORED != 0 && base.is_none()).then_some(count);
-        let stored = stored.map(StoreSlot::from_number);
+        let stored = stored.map(StoreUnit::from_number);
         let named = u64::from(flags & FLAG_STORED != 0 && base.is_some());
         ensure_eq("base of a block in the store", at + 7, named, 0)?;
         let count = if base.is_some() || stored.is_some() { 1 } else { count };
@@ -316,23 +317,23 @@ impl NamedBase {
     }
 }
 
-/// Bits of an extent's number; the length of its slots has the other 8 of 32 bits.
+/// Bits of an extent's number; the page of the unit has the other 8 of 32 bits.
 const EXTENT_BITS: u32 = 24;
 
-impl StoreSlot {
+impl StoreUnit {
     fn number(self) -> u32 {
-        (u32::from(self.pages) << EXTENT_BITS) | self.extent
+        (u32::from(self.page) << EXTENT_BITS) | self.extent
     }
 
     fn from_number(number: u32) -> Self {
-        let pages = (number >> EXTENT_BITS) as u8;
-        Self { extent: number & ((1 << EXTENT_BITS) - 1), pages }
+        let page = (number >> EXTENT_BITS) as u8;
+        Self { extent: number & ((1 << EXTENT_BITS) - 1), page }
     }
 
     fn check(self, at: usize) -> Result<(), FormatError> {
         let (extent, most) = (u64::from(self.extent), (1 << EXTENT_BITS) - 1);
         ensure_max("extent of the store", at + 14, extent, most)?;
-        ensure_min("pages of a slot", at + 17, u64::from(self.pages), 1)
+        ensure_min("page of a unit", at + 17, u64::from(self.page), 1)
     }
 }
 

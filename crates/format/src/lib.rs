@@ -20,7 +20,7 @@ mod superblock;
 
 use std::fmt;
 
-pub use entry::{ENTRY_BYTES, Entry, EntryKind, NamedBase, StoreSlot, VOLUME_BLOCKS_MAX};
+pub use entry::{ENTRY_BYTES, Entry, EntryKind, NamedBase, StoreUnit, VOLUME_BLOCKS_MAX};
 pub use error::{FormatError, Rule};
 pub use footer::{
     FOOTER_ENTRIES_MAX, FOOTER_TRAILER_BYTES, Footer, FooterEntries, FooterTrailer, decode_footer,

@@ -72,7 +72,7 @@ fn a_block_in_the_store_is_as_its_first_version_wrote_it() {
     let page = common::stored_page();
     assert_golden("stored", include_str!("golden/stored.hex"), &page);
     let entry = decode_record(&page).expect("just encoded").entries[0];
-    assert_eq!(entry.stored, Some(StoreSlot { extent: 0x02_0304, pages: 3 }));
+    assert_eq!(entry.stored, Some(StoreUnit { extent: 0x02_0304, page: 3 }));
     assert_eq!((entry.count, entry.has_own_payload()), (1, false));
 }
 

@@ -63,8 +63,8 @@ fn payload_entry() -> impl Strategy<Value = Entry> {
 
 /// A block whose payload is in the store.
 fn stored_entry() -> impl Strategy<Value = Entry> {
-    (payload_entry(), 0u32..1 << 24, 1u8..).prop_map(|(entry, extent, pages)| {
-        let stored = Some(StoreSlot { extent, pages });
+    (payload_entry(), 0u32..1 << 24, 1u8..).prop_map(|(entry, extent, page)| {
+        let stored = Some(StoreUnit { extent, page });
         Entry { shared: None, stored, ..entry }
     })
 }

@@ -29,8 +29,8 @@ pub enum Forgery {
     NextBlock,
     /// Entries that name a block of the store again name a volume that does not exist.
     NoSecondMappings,
-    /// Entries of blocks in the store name the neighboring slot.
-    NextSlot,
+    /// Entries of blocks in the store name the neighboring page.
+    NextPage,
     /// Invalidations of blocks in the store name a volume that does not exist.
     NoEvictions,
     /// Dirty entries of blocks in the store are marked clean.
@@ -169,7 +169,7 @@ impl Forger {
                 Forgery::NoSimilar if entry.base.is_some() => entry.volume.0 = 63,
                 Forgery::NoDuplicates if entry.shared.is_some() => entry.volume.0 = 63,
                 Forgery::NextBlock if entry.kind.has_payload() => entry.block += 1,
-                Forgery::NextSlot => match neighbor(entry, self.segment_size) {
+                Forgery::NextPage => match neighbor(entry, self.segment_size) {
                     Some(offset) => entry.offset = offset,
                     None => continue,
                 },
@@ -186,11 +186,11 @@ impl Forger {
     }
 }
 
-/// The offset of an entry's payload if it were in the neighboring slot of its extent, if any.
+/// The offset of an entry's payload if it began in the neighboring page of its extent, if it is in
+/// the store.
 fn neighbor(entry: &Entry, segment_size: u32) -> Option<u32> {
-    let len = u32::from(entry.stored?.pages) * PAGE as u32;
-    let slot = (entry.offset / len) ^ 1;
-    ((slot + 1) * len <= segment_size).then_some(slot * len + entry.offset % len)
+    let offset = entry.stored.map(|_| entry.offset ^ PAGE as u32)?;
+    (offset + u32::from(entry.len) <= segment_size).then_some(offset)
 }
 
 /// What the log has said about blocks of the store, as far as later forgeries depend on it.
@@ -234,13 +234,13 @@ impl Memory {
         if matches!(entry.kind, EntryKind::Checkpoint | EntryKind::Delta) {
             return false;
         }
-        let Some(slot) = entry.stored else {
+        let Some(unit) = entry.stored else {
             for block in entry.block..entry.block + u64::from(entry.count) {
                 self.named.remove(&(entry.volume, block));
             }
             return false;
         };
-        let (block, at) = ((entry.volume, entry.block), (slot.extent, entry.offset));
+        let (block, at) = ((entry.volume, entry.block), (unit.extent, entry.offset));
         match self.named.get(&block) {
             Some(&(before, first)) if before == at => first < seq,
             _ => {

@@ -74,7 +74,7 @@ pub enum Bug {
     UnitTruncated,
     /// Recovery ignores blocks of the store that the log names again.
     MappingForgotten,
-    /// Recovery looks for blocks of the store in the neighboring slot.
+    /// Recovery looks for blocks of the store in the neighboring page.
     MappingOffByOne,
     /// Recovery ignores invalidations of blocks in the store.
     EvictionForgotten,
@@ -291,7 +291,7 @@ impl Bug {
             Self::CleanTooEarly => Some(Forgery::AllClean),
             Self::EntryOffByOne => Some(Forgery::NextBlock),
             Self::MappingForgotten => Some(Forgery::NoSecondMappings),
-            Self::MappingOffByOne => Some(Forgery::NextSlot),
+            Self::MappingOffByOne => Some(Forgery::NextPage),
             Self::EvictionForgotten => Some(Forgery::NoEvictions),
             Self::FillingForgotten => Some(Forgery::CleanStored),
             _ => None,

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_block::{ByteRange, Io, VolumeId};
-use forebay_format::{EntryKind, Lsn, PAGE, StoreSlot, decode_record};
+use forebay_format::{EntryKind, Lsn, PAGE, StoreUnit, decode_record};
 
 use crate::config::Setup;
 
@@ -44,9 +44,9 @@ impl Layout {
     }
 
     /// The pages of a payload in the store of a shard.
-    fn pages(&self, shard: u16, slot: StoreSlot, offset: u32, len: u16) -> Vec<u64> {
+    fn pages(&self, shard: u16, unit: StoreUnit, offset: u32, len: u16) -> Vec<u64> {
         let extent = AREAS + u64::from(shard) * self.area + self.log;
-        let at = extent + u64::from(slot.extent) * self.segment + u64::from(offset);
+        let at = extent + u64::from(unit.extent) * self.segment + u64::from(offset);
         pages_of(at, u64::from(len)).collect()
     }
 }
@@ -146,9 +146,9 @@ impl Slots {
             for block in entry.block..entry.block + u64::from(entry.count) {
                 self.end_uses((entry.volume, block), (shard, header.lsn));
             }
-            let Some(slot) = entry.stored else { continue };
+            let Some(unit) = entry.stored else { continue };
             let block = (entry.volume, entry.block);
-            for at in layout.pages(shard, slot, entry.offset, entry.len) {
+            for at in layout.pages(shard, unit, entry.offset, entry.len) {
                 self.uses.entry(at).or_default().insert(block, None);
                 self.pages.entry(block).or_default().insert(at);
             }

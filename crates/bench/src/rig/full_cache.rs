@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 use forebay_block::VolumeId;
 use forebay_format::{
     Entry, EntryKind, Footer, Lsn, PAGE, RECORD_ENTRIES_MAX, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS,
-    SegmentSeq, ShardArea, StoreSlot, Superblock, encode_footer, footer_bytes, newest,
+    SegmentSeq, ShardArea, StoreUnit, Superblock, encode_footer, footer_bytes, newest,
 };
 
 /// One segment of the log in this many stays free.
@@ -67,7 +67,7 @@ fn fill_shard(
             count: 1,
             crc: i as u32,
             shared: None,
-            stored: Some(StoreSlot { extent, pages: 1 }),
+            stored: Some(StoreUnit { extent, page: 1 }),
             base: None,
         }
     };

@@ -10,17 +10,15 @@ use forebay_policy::{LastTouch, StoreCandidate};
 use crate::api::Effects;
 use crate::cache::Cache;
 use crate::contents::Place;
+use crate::contents::UNIT_PAGES_MAX;
 use crate::key::Key;
 use crate::limits::{EVICT_SAMPLE, EVICTIONS_MAX};
 use crate::log::builder::Expect;
-use crate::store::{SLOT_PAGES_MAX, UNIT_BLOCKS};
+use crate::store::UNIT_BLOCKS;
 
 /// One part in this many of the index is kept free, by reclaiming or evicting even when there is
 /// room on the device.
 const INDEX_MARGIN: u64 = 64;
-/// One page of the store in this many is free while there is plenty of room.
-const PLENTY: u64 = 32;
-
 /// Blocks in the cache that one sample scans.
 pub(super) const SCANNED: usize = EVICT_SAMPLE * 4;
 /// Samples without a block that no guarantee protects, before one leaves that is protected.
@@ -45,27 +43,27 @@ impl Sample {
 }
 
 impl Cache {
-    /// Evicts units of each class of which slots are sought and few are left.
+    /// Evicts units while the index is nearly full, or while there is little room for units of a
+    /// length that is sought.
     pub(super) fn evict(&mut self, fx: &mut Effects) {
         let tight = self.index_is_tight();
-        let (mut evicted, mut wanted) = (false, false);
-        for class in 1..=SLOT_PAGES_MAX {
-            let few = self.store.slots_wanted(class);
-            let coming = self.store.freeing() / class + self.contents.pages().freed() / class;
-            let left = self.store.free_slots(class) + coming + self.store.leaving(class);
+        let (mut evicted, mut wanted) = (false, tight);
+        // Room for a long unit is room for short ones.
+        for len in (1..=UNIT_PAGES_MAX).rev() {
+            let few = self.store.room_wanted(len);
+            let left = self.room_left(len);
             // Many at once, since their records and a flush of the device must follow.
-            let lacks = self.store.is_sought(class) && self.store.lacks_slots(class, left, few);
-            if !tight && !lacks {
-                continue;
-            }
-            let most = if tight { EVICTIONS_MAX } else { (few - left).min(EVICTIONS_MAX) };
-            // Free slots are no use to an index without room.
-            let enough = if tight { usize::MAX } else { few };
-            wanted |= left == 0 || tight;
-            for _ in 0..most {
-                let Some((class, unit)) = self.victim(class, enough) else { break };
+            let lacks = self.store.is_sought(len) && self.store.lacks_room(len, left, few);
+            // Room in the store is no use to an index without room.
+            let is_for_index = tight && len == 1;
+            wanted |= lacks && left == 0;
+            for _ in 0..EVICTIONS_MAX {
+                let goes_on = is_for_index || lacks && self.room_left(len) < few;
+                let Some(unit) = goes_on.then(|| self.victim(len)).flatten() else { break };
                 evicted = true;
-                self.store.note_leaving(class);
+                let pages = self.contents.pages();
+                let leaving = pages.unit(pages.of(&unit[0].1).start);
+                self.store.note_leaving(leaving.len() as u64);
                 if !self.push_eviction(unit, fx) {
                     return;
                 }
@@ -73,8 +71,14 @@ impl Cache {
         }
         // What was freed since the last record waits for the next one, and there may be none.
         let freed = self.contents.pages().freed() > 0 && !self.log.builder_ref().is_empty();
-        let coming = self.store.freeing() > 0 || freed;
+        let coming = self.store.coming() > 0 || freed;
         self.store.note_full(wanted && !evicted && !coming);
+    }
+
+    /// The number of units of `len` pages for which there is room, or will be.
+    fn room_left(&mut self, len: usize) -> u64 {
+        let coming = self.store.coming() + self.contents.pages().freed() as u64;
+        self.store.room_for(len) + coming / len as u64
     }
 
     /// Says in the log that blocks leave the cache. Returns false if there is no room now.
@@ -98,26 +102,33 @@ impl Cache {
         index.len() + margin >= index.capacity() && index.len() > self.contents.dirty().blocks()
     }
 
-    /// The least wanted unit, of some chosen at random, in slots of a class; with the class. If
-    /// guarantees protect these, it is one in longer slots, unless `enough` of those are free. If
-    /// they protect these too, it is one of the class after all.
-    fn victim(&mut self, class: usize, enough: usize) -> Option<(usize, Vec<(Key, Place)>)> {
-        let longer = if self.has_guarantee() { class..SLOT_PAGES_MAX + 1 } else { 0..0 };
-        for longer in longer {
-            let free = self.store.free_slots(longer) + self.store.leaving(longer);
-            if longer > class && free >= enough {
-                return None;
-            }
-            for _ in 0..SPARE_TRIES {
-                let is_spare = |cache: &Self, volume, of| of == longer && !cache.guards(volume, 1);
-                let sample = self.sample(SCANNED, is_spare);
-                if let Some(unit) = self.least_wanted(sample, true) {
-                    return Some((longer, unit));
+    /// The least wanted unit of some chosen at random, to make room for one of `len` pages. While
+    /// many pages are free, but in runs that are too short, it is one that leaves a run long
+    /// enough, or nearly so. If it can, it is one that no guarantee protects.
+    fn victim(&mut self, len: usize) -> Option<Vec<(Key, Place)>> {
+        let most = if self.store.is_scattered() { len } else { 1 };
+        let spared = self.has_guarantee().then_some((true, SPARE_TRIES));
+        for (spares, tries) in spared.into_iter().chain([(false, 1)]) {
+            for least in (1..=most).rev() {
+                let is_meant = |cache: &Self, volume, unit: Option<&Range<u32>>| {
+                    unit.is_some_and(|unit| cache.leaves_run(unit, least))
+                        && !(spares && cache.guards(volume, 1))
+                };
+                for _ in 0..tries {
+                    let sample = self.sample(SCANNED, is_meant);
+                    if let Some(unit) = self.least_wanted(sample, spares) {
+                        return Some(unit);
+                    }
                 }
             }
         }
-        let sample = self.sample(SCANNED, |_, _, of| of == class);
-        self.least_wanted(sample, false).map(|unit| (class, unit))
+        None
+    }
+
+    /// Whether the pages of a unit will be part of a run of at least `len` pages.
+    fn leaves_run(&self, unit: &Range<u32>, len: usize) -> bool {
+        let pages = self.contents.pages_and_index().0;
+        unit.len() >= len || pages.free_with(unit).len() >= len
     }
 
     /// The blocks of the least wanted unit of a sample; if `spares`, not one that the guarantee of
@@ -151,24 +162,23 @@ impl Cache {
     }
 
     /// Clean blocks that are not pinned, chosen at random, of `scanned` blocks in the cache: of
-    /// those that `is_meant` accepts, by volume and pages in their slot, which are 0 in the log.
+    /// those that `is_meant` accepts, by volume and, in the store, the pages of the unit.
     pub(super) fn sample(
         &mut self,
         scanned: usize,
-        is_meant: impl Fn(&Self, VolumeId, usize) -> bool,
+        is_meant: impl Fn(&Self, VolumeId, Option<&Range<u32>>) -> bool,
     ) -> Sample {
         let random = self.store.random();
         let mut sample = Sample::new();
         let (pages, index) = self.contents.pages_and_index();
         for (key, place) in index.sample(random, scanned) {
             let in_store = pages.has(&place);
-            let slot = in_store.then(|| self.store.slot_of(pages.of(&place).start)).flatten();
-            let class = slot.as_ref().map_or(0, |slot| slot.len());
-            if place.dirty || self.pins.has(key) || !is_meant(self, key.volume(), class) {
+            let unit = in_store.then(|| pages.unit(pages.of(&place).start));
+            if place.dirty || self.pins.has(key) || !is_meant(self, key.volume(), unit.as_ref()) {
                 continue;
             }
             let in_log = || LastTouch::from_meta(place.meta, self.policy.stamp());
-            let last = slot.map_or_else(in_log, |slot| pages.last(slot.start));
+            let last = unit.map_or_else(in_log, |unit| pages.last(unit.start));
             sample.candidates.push(candidate(key.0..key.0 + 1, last));
             sample.blocks.push((key, place));
             if sample.blocks.len() == EVICT_SAMPLE {
@@ -186,33 +196,31 @@ impl Cache {
         unit.iter().all(free)
     }
 
-    /// The neighbors of a block in the same slot, and itself. In the log it is alone.
+    /// The blocks of the unit of a block. In the log it is alone.
     fn unit_of(&self, key: Key, place: &Place) -> Vec<(Key, Place)> {
         let (pages, index) = self.contents.pages_and_index();
         if !pages.has(place) {
             return vec![(key, *place)];
         }
-        let slot = self.store.slot_of(pages.of(place).start);
+        let unit = pages.unit(pages.of(place).start);
         let near = key.0.saturating_sub(UNIT_BLOCKS - 1)..key.0 + UNIT_BLOCKS;
         let found = near.map(Key).filter_map(|key| index.get(key).map(|place| (key, place)));
         found
-            .filter(|(_, other)| {
-                pages.has(other) && self.store.slot_of(pages.of(other).start) == slot
-            })
+            .filter(|(_, other)| pages.has(other) && unit.contains(&pages.of(other).start))
             .collect()
     }
 
     /// Whether clean blocks, which are not in the store, are worth a place there. The first few of
     /// `keys` count.
     pub(crate) fn deserve_store(&mut self, keys: Range<u64>, last: LastTouch) -> bool {
-        let plenty = self.store.free_pages() > u64::from(self.store.pages()) / PLENTY;
-        if plenty || self.pins.has_any(keys.clone()) {
+        if self.store.has_plenty() || self.pins.has_any(keys.clone()) {
             return true;
         }
         let own = Key(keys.start).volume();
         // A volume may displace its own blocks below its guarantee.
-        let is_rival =
-            |cache: &Self, volume, class| class > 0 && (volume == own || !cache.guards(volume, 1));
+        let is_rival = |cache: &Self, volume, unit: Option<&_>| {
+            unit.is_some() && (volume == own || !cache.guards(volume, 1))
+        };
         let sample = self.sample(SCANNED, is_rival);
         self.displace(sample, keys, last) != Some(false)
     }
@@ -271,10 +279,9 @@ impl Cache {
     /// Notes a hit of the unit of a place.
     fn note_store_hit(&mut self, place: &Place) {
         let pages = self.contents.pages();
-        if let Some(slot) = self.store.slot_of(pages.of(place).start) {
-            let last = self.policy.read_again(pages.last(slot.start));
-            pages.set_last(slot.start, last);
-        }
+        let start = pages.unit(pages.of(place).start).start;
+        let last = self.policy.read_again(pages.last(start));
+        pages.set_last(start, last);
     }
 }
 

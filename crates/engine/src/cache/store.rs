@@ -1,7 +1,7 @@
 //! The way into the store: units are written, and the log names them.
 
 use forebay_block::{Completion, Io};
-use forebay_format::{EntryKind, PAGE, StoreSlot};
+use forebay_format::{EntryKind, PAGE, StoreUnit};
 
 use crate::api::{Effects, Health, Target};
 use crate::cache::Cache;
@@ -17,7 +17,7 @@ use crate::ticket::Ticket;
 
 impl Cache {
     /// Writes neighboring blocks into the store, in their densest form. Returns them if there is
-    /// no free slot now. `copies` are not empty, and each has a payload; `now` are their places.
+    /// no room now. `copies` are not empty, and each has a payload; `now` are their places.
     pub(crate) fn send_to_store(
         &mut self,
         copies: Vec<(Copied, Place)>,
@@ -31,16 +31,13 @@ impl Cache {
             let (forms, mut cx) = self.forms();
             payloads.push(forms.densest(&mut cx, copy, *now));
         }
-        let pages = unit_pages(payloads.iter().map(|(_, bytes, _)| bytes.len()));
-        if copies.len() > 1 && self.store.is_too_long(pages) {
-            return self.send_apart(copies, fx);
-        }
-        let Some(slot) = self.store.take_slot(pages, self.contents.pages()) else {
-            return Err(copies);
+        let len = unit_pages(payloads.iter().map(|(_, bytes, _)| bytes.len()));
+        let Some(pages) = self.store.take(len, self.contents.pages()) else {
+            let apart = copies.len() > 1 && self.store.is_full();
+            return if apart { self.send_apart(copies, fx) } else { Err(copies) };
         };
-        let pages = slot.start..slot.start + pages as u32;
-        let (segment, start) = self.contents.pages().place(slot.start);
-        let len = (pages.end - pages.start) as usize * PAGE;
+        let (segment, start) = self.contents.pages().place(pages.start);
+        let len = len * PAGE;
         let mut buf = self.config.buffers.get(len);
         let mut blocks = Vec::with_capacity(copies.len());
         // Uncompressed blocks first, so that each has a page of its own.
@@ -60,7 +57,6 @@ impl Cache {
             at = next;
         }
         buf[at..].fill(0);
-        self.store.note_busy(&pages);
         if let Some(last) = self.last_of(copies.iter().map(|(_, place)| place.meta)) {
             self.contents.pages().set_last(pages.start, last);
         }
@@ -78,8 +74,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Writes blocks into the store, each as a unit of its own. Returns those that find no free
-    /// slot now.
+    /// Writes blocks into the store, each as a unit of its own. Returns those that find no room
+    /// now.
     fn send_apart(
         &mut self,
         mut copies: Vec<(Copied, Place)>,
@@ -112,14 +108,14 @@ impl Cache {
         }
     }
 
-    /// Names durable units in the log, logs what has left the store, evicts, and frees slots.
+    /// Names durable units in the log, logs what has left the store, evicts, and frees pages.
     pub(crate) fn pump_store(&mut self, fx: &mut Effects) {
         if !self.store.exists() || !self.makes_room() || self.contents.is_loading() {
             return;
         }
         self.name_units(fx);
         self.log_departures(fx);
-        self.free_slots();
+        self.free_pages();
         self.evict(fx);
         self.discard_extent(fx);
         // Freed pages wait for a record; there may be no other reason for one.
@@ -154,8 +150,8 @@ impl Cache {
                 return;
             }
             let Some(block) = self.store.next_block(id) else { return };
-            let slot = self.slot_at(segment);
-            let stored = Stored { segment, offset: block.offset, slot, is_new: true };
+            let unit = self.unit_at(segment, block.offset);
+            let stored = Stored { segment, offset: block.offset, unit, is_new: true };
             let UnitBlock { key, kind, len, crc, expect, .. } = block;
             self.log.builder().push_stored(key, (kind, len, crc), expect, stored);
         }
@@ -175,15 +171,19 @@ impl Cache {
         let room = self.make_bare_room(fx);
         if room {
             let Place { segment, offset, kind, len, crc, .. } = place;
-            let slot = self.slot_at(segment);
-            let stored = Stored { segment, offset, slot, is_new: false };
+            let unit = self.unit_at(segment, offset);
+            let stored = Stored { segment, offset, unit, is_new: false };
             self.log.builder().push_stored(key, (kind, len, crc), expect, stored);
         }
         room
     }
 
-    fn slot_at(&self, segment: u32) -> StoreSlot {
-        self.store.slot(segment - self.log.len() as u32)
+    /// The unit of a payload, as an entry names it.
+    fn unit_at(&self, segment: u32, offset: u32) -> StoreUnit {
+        let pages = self.contents.pages_and_index().0;
+        let page = pages.covered(segment, offset..offset).start;
+        let before = page - pages.unit(page).start;
+        StoreUnit { extent: segment - self.log.len() as u32, page: before as u8 + 1 }
     }
 
     /// Logs that blocks have left the store without an entry that says so.
@@ -197,7 +197,7 @@ impl Cache {
     }
 
     /// Frees the pages whose last use ended durably.
-    fn free_slots(&mut self) {
+    fn free_pages(&mut self) {
         while let Some(page) = self.store.next_free(self.log.durable()) {
             let pages = self.contents.pages();
             if pages.end_freed(page) {

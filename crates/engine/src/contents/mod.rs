@@ -26,7 +26,7 @@ pub use dirty::{Bits, Dirty};
 pub use fenced::Fenced;
 pub use index::{Index, Place, SEGMENT_BYTES_MAX, SEGMENTS_MAX, blocks_in, bytes_for};
 use loading::Loading;
-pub use pages::Pages;
+pub use pages::{Pages, UNIT_PAGES_MAX};
 use sharing::Sharing;
 
 use crate::key::{Key, KeyMap};

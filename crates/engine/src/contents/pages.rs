@@ -12,16 +12,21 @@ use forebay_policy::{LastTouch, Touch};
 
 use crate::contents::Place;
 
+/// Pages of the longest unit.
+pub const UNIT_PAGES_MAX: usize = 4;
+
 /// Uses of a page from which the exact number is in a table of its own.
-const MANY: u8 = 63;
+const MANY: u8 = 31;
+/// The bit of [`OfPage::uses`] for a page in which a unit begins.
+const BEGINS: u8 = MANY + 1;
 /// The bits of [`OfPage::uses`] for the kind of a request.
 const TOUCH_SHIFT: u32 = 6;
 
 /// What is known of a page. Whoever needs one part mostly needs the other, so they are together.
 #[derive(Clone, Copy, Debug, Default)]
 struct OfPage {
-    /// The number of uses, [`MANY`] if it is in `many`; above it the kind of the last request for
-    /// the unit that begins here.
+    /// The number of uses, [`MANY`] if it is in `many`; above it whether a unit [`BEGINS`] here,
+    /// and the kind of the last request for it.
     uses: u8,
     /// The policy's stamp of that request.
     stamp: u8,
@@ -35,9 +40,17 @@ impl OfPage {
     fn set_uses(&mut self, uses: u8) {
         self.uses = self.uses & !MANY | uses;
     }
+
+    fn is_free(self) -> bool {
+        self.uses() == 0
+    }
+
+    fn begins(self) -> bool {
+        self.uses & BEGINS > 0
+    }
 }
 
-const _: () = assert!(MANY == (1 << TOUCH_SHIFT) - 1);
+const _: () = assert!(BEGINS & MANY == 0 && BEGINS < 1 << TOUCH_SHIFT);
 
 /// The uses of each page of the store.
 #[derive(Debug, Default)]
@@ -100,9 +113,74 @@ impl Pages {
         }
     }
 
-    /// Whether nothing needs any of these pages.
-    pub fn are_free(&self, mut pages: Range<u32>) -> bool {
-        pages.all(|page| self.of_page[page as usize].uses() == 0)
+    /// The extent of a page: its pages.
+    fn extent_of(&self, page: u32) -> Range<u32> {
+        let first = page / self.per * self.per;
+        first..first + self.per
+    }
+
+    /// The pages that would be free together if these pages of one extent were.
+    pub fn free_with(&self, pages: &Range<u32>) -> Range<u32> {
+        let extent = self.extent_of(pages.start);
+        let is_free = |page: &u32| self.of_page[*page as usize].is_free();
+        let before = (extent.start..pages.start).rev().take_while(is_free).count() as u32;
+        let after = (pages.end..extent.end).take_while(is_free).count() as u32;
+        pages.start - before..pages.end + after
+    }
+
+    /// The longest ranges of free pages of an extent.
+    pub fn free_runs(&self, extent: u32) -> impl Iterator<Item = Range<u32>> {
+        let mut rest = extent * self.per..(extent + 1) * self.per;
+        std::iter::from_fn(move || {
+            let start = rest.find(|&page| self.of_page[page as usize].is_free())?;
+            let end = rest.find(|&page| !self.of_page[page as usize].is_free());
+            Some(start..end.unwrap_or(rest.end))
+        })
+    }
+
+    /// Notes that a unit begins at a page.
+    pub fn begin_unit(&mut self, page: u32) {
+        self.of_page[page as usize].uses |= BEGINS;
+    }
+
+    /// The pages of the unit of a page in use.
+    pub fn unit(&self, page: u32) -> Range<u32> {
+        let extent = self.extent_of(page);
+        let of_page = |page: u32| self.of_page[page as usize];
+        let longest = UNIT_PAGES_MAX as u32;
+        let from = extent.start.max((page + 1).saturating_sub(longest));
+        let starts = (from..=page).rev().take_while(|&page| !of_page(page).is_free());
+        let start = starts.into_iter().find(|&page| of_page(page).begins()).unwrap_or(page);
+        let most = extent.end.min(start + longest);
+        let is_other = |&page: &u32| of_page(page).is_free() || of_page(page).begins();
+        start..(page + 1..most).find(is_other).unwrap_or(most)
+    }
+
+    /// Notes for recovery that the unit of a page has `before` pages before it.
+    pub fn recover_unit(&mut self, page: u32, before: u32) {
+        let most = (page % self.per).min(UNIT_PAGES_MAX as u32 - 1);
+        let start = page - before.min(most);
+        (start..=page).for_each(|page| self.of_page[page as usize].uses &= !BEGINS);
+        self.begin_unit(start);
+    }
+
+    /// Completes for recovery the knowledge where the units of an extent begin.
+    pub fn recover_units(&mut self, extent: u32) {
+        let all = extent * self.per..(extent + 1) * self.per;
+        let mut len = 0;
+        for of_page in &mut self.of_page[all.start as usize..all.end as usize] {
+            if of_page.is_free() {
+                (*of_page, len) = (OfPage::default(), 0);
+                continue;
+            }
+            if of_page.begins() || len == UNIT_PAGES_MAX {
+                len = 0;
+            }
+            if len == 0 {
+                of_page.uses |= BEGINS;
+            }
+            len += 1;
+        }
     }
 
     /// Counts a use of each page.
@@ -157,7 +235,7 @@ impl Pages {
     pub fn set_last(&mut self, page: u32, last: LastTouch) {
         let of_page = &mut self.of_page[page as usize];
         of_page.stamp = last.stamp;
-        of_page.uses = of_page.uses() | (last.touch as u8) << TOUCH_SHIFT;
+        of_page.uses = of_page.uses & (MANY | BEGINS) | (last.touch as u8) << TOUCH_SHIFT;
     }
 
     /// Takes the pages freed since the last call.
@@ -173,7 +251,17 @@ impl Pages {
     /// Makes a freed page free, as the record that ended its last use is durable; returns false if
     /// it has been put to use again.
     pub fn end_freed(&mut self, page: u32) -> bool {
-        self.end_use(page)
+        let unit = self.unit(page);
+        let is_free = self.end_use(page);
+        if is_free {
+            if page + 1 < unit.end {
+                // The rest is a unit of its own now.
+                self.begin_unit(page + 1);
+                self.set_last(page + 1, self.last(unit.start));
+            }
+            self.of_page[page as usize] = OfPage::default();
+        }
+        is_free
     }
 
     /// The number of uses of a page.

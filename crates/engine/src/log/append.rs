@@ -228,7 +228,7 @@ impl Log {
                 Payload::Stored(at) => (at.segment as usize, at.offset),
             };
             let stored = match item.payload {
-                Payload::Stored(at) => Some(at.slot),
+                Payload::Stored(at) => Some(at.unit),
                 _ => None,
             };
             let shared = match item.payload {

@@ -7,7 +7,7 @@
 use forebay_block::{BufPool, IoBuf};
 use forebay_codec::crc32c;
 use forebay_format::{
-    ENTRY_BYTES, EntryKind, PAGE, RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES, SegmentSeq, StoreSlot,
+    ENTRY_BYTES, EntryKind, PAGE, RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES, SegmentSeq, StoreUnit,
     footer_bytes,
 };
 
@@ -65,8 +65,8 @@ pub struct Stored {
     pub segment: u32,
     /// Bytes from the start of the extent.
     pub offset: u32,
-    /// Its slot, as the entry names it.
-    pub slot: StoreSlot,
+    /// Its unit, as the entry names it.
+    pub unit: StoreUnit,
     /// Whether it is new: its pages are held once until the entry is in a record.
     pub is_new: bool,
 }

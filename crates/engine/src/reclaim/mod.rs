@@ -263,6 +263,10 @@ const PRESSED_FROM: u64 = 75;
 /// dirty limit is reached. Down to that number, a segment waits until its blocks on the way to the
 /// primary are clean, which a flush there may delay by a second; below it, they are copied.
 const FREE_PERCENT_MORE: u64 = 3;
+/// With a store, one segment in this many is kept free in addition. To free one takes two flushes
+/// of the device, for its blocks in the store and for the records that name them, and clients write
+/// on.
+const STORE_AHEAD: u64 = 8;
 
 /// Segments reclaimed beyond the clients' need before one is freed without copying clean blocks
 /// forward.
@@ -327,8 +331,8 @@ impl Reclaim {
     fn begin(&mut self, cache: &mut Cache, fx: &mut Effects) -> bool {
         self.take_client_bytes(&mut cache.log);
         let total = cache.log.len();
-        let patience = u64::from(cache.store.exists());
-        let reserve = RECLAIM_RESERVE + patience;
+        let ahead = if cache.store.exists() { (total / STORE_AHEAD).max(1) } else { 0 };
+        let reserve = RECLAIM_RESERVE + ahead;
         let low = free_segments_wanted(total, reserve) + cache.stuck_reserve();
         let (dirty, limit) = (cache.contents.dirty().blocks(), cache.dirty_limit());
         let high = low + total * FREE_PERCENT_MORE / 100 * dirty.min(limit) / limit;

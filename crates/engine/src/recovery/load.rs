@@ -168,11 +168,14 @@ impl Start {
         let position = cache.log.position(from);
         let gone = cache.log.segment(position).seq != from;
         let is_outside = !Self::is_in_area(cache, entry);
-        if let Some(slot) = entry.stored.filter(|_| !is_outside) {
-            cache.store.recover_class(slot.extent, slot.pages);
+        if let Some(unit) = entry.stored.filter(|_| !is_outside) {
+            let segment = (cache.log.len() as u32) + unit.extent;
+            let pages = cache.contents.pages();
+            let page = pages.covered(segment, entry.offset..entry.offset).start;
+            pages.recover_unit(page, u32::from(unit.page) - 1);
         }
         let own = match (entry.stored, entry.shared) {
-            (Some(slot), _) => cache.log.len() as usize + slot.extent as usize,
+            (Some(unit), _) => cache.log.len() as usize + unit.extent as usize,
             (None, Some(_)) => position,
             (None, None) => index,
         };
@@ -236,8 +239,8 @@ impl Start {
 
     /// Whether the payload of an entry is within the area, if it is in the store.
     fn is_in_area(cache: &Cache, entry: &Entry) -> bool {
-        entry.stored.is_none_or(|slot| {
-            slot.extent < cache.store.extents()
+        entry.stored.is_none_or(|unit| {
+            unit.extent < cache.store.extents()
                 && entry.payload_end() <= u64::from(cache.config.segment_size)
         })
     }

@@ -1,46 +1,47 @@
 //! The store: the part of a shard's area that is not its log. Blocks that have left the log lie
 //! here for as long as they are worth it, each in the place where it was put.
 //!
-//! The store is divided into *extents* of a segment's length, and each extent in use into *slots*
-//! of one length, 1 to [`SLOT_PAGES_MAX`] pages: its class. A slot holds a *unit*: the payloads of
-//! up to [`UNIT_BLOCKS`] neighboring blocks that were moved together.
+//! The store is divided into *extents* of a segment's length. A *unit* takes 1 to
+//! [`UNIT_PAGES_MAX`] pages of an extent: the payloads of up to [`UNIT_BLOCKS`] neighboring blocks
+//! that were moved together. A *run* is as many free pages of an extent as follow each other. A
+//! unit goes into a run of its own length if there is one near.
 //!
 //! The log says where each block of the store is. So a unit's life is an order of writes:
 //!
-//! 1. The unit is written into a free slot, and a flush covers it.
+//! 1. The unit is written into free pages, and a flush covers it.
 //! 2. Entries of the log name its blocks and places. From then on its blocks are in the store.
 //! 3. Later entries of the log say that its blocks are elsewhere, or nowhere.
-//! 4. When those are durable, and no read is in flight, the slot is free.
+//! 4. When those are durable, and no read is in flight, the pages are free.
 //!
-//! This room owns steps 1 and 4: units in flight, and which slots are free. Which pages are in use
-//! is known to [`crate::contents::Pages`], which every change of the contents updates.
+//! This room owns steps 1 and 4: units in flight, and where runs are. Which pages are in use is
+//! known to [`crate::contents::Pages`], which every change of the contents updates.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
 use forebay_block::Instant;
-use forebay_format::{EntryKind, Lsn, PAGE, StoreSlot};
+use forebay_format::{EntryKind, Lsn, PAGE};
 
-use crate::contents::Pages;
+use crate::contents::{Pages, UNIT_PAGES_MAX};
 use crate::key::Key;
 use crate::limits::UNITS_FLUSHED;
 use crate::log::builder::Expect;
 use crate::slab::{Id, Slab};
 
-/// Pages in the longest slot.
-pub const SLOT_PAGES_MAX: usize = 4;
 /// The blocks of a unit lie within this many consecutive blocks: the largest common database page.
 /// It begins anywhere, since file systems do not align files to pages of databases.
 pub const UNIT_BLOCKS: u64 = 4;
-/// One slot in this many of a class is kept free, so that units do not wait.
-const SLOTS_FREE: usize = 64;
+/// Units of each length for which room is kept free, so that none waits: as many as this part of
+/// the store has.
+const FREE_ONE_IN: u64 = 64;
 /// The same as a number, at least and at most.
-const SLOTS_FREE_MIN: usize = 8;
-const SLOTS_FREE_MAX: usize = 1024;
-/// Entries of a list of free slots or pages that one search tries. Those that are not free any more
-/// are dropped, so a later search finds what this one does not.
-const STALE_MAX: usize = 2048;
+const FREE_MIN: u64 = 8;
+const FREE_MAX: u64 = 1024;
+/// Longer runs that a search passes over, at most, to find one of a unit's length.
+const LONGER_MAX: u32 = 3;
+/// While more than one page in this many is free, what is evicted must lengthen a run enough.
+const SCATTERED: u64 = 16;
 /// Longest time that a unit waits for others to share its flush.
 const PATIENCE: Duration = Duration::from_millis(5);
 /// Unused extents that units may still need soon: the device is not told of them.
@@ -50,7 +51,7 @@ const DISCARD_PAUSE: Duration = Duration::from_millis(10);
 /// Units being written, or waiting for their flush or for room in the log.
 const UNITS_MAX: usize = 256;
 
-const _: () = assert!(UNIT_BLOCKS as usize <= SLOT_PAGES_MAX, "raw blocks fit a slot");
+const _: () = assert!(UNIT_BLOCKS as usize <= UNIT_PAGES_MAX, "raw blocks fit a unit");
 
 /// A block of a unit.
 #[derive(Clone, Copy, Debug)]
@@ -75,31 +76,32 @@ pub struct Unit {
     pub blocks: Vec<UnitBlock>,
 }
 
-/// Free slots, and units in flight.
+/// Free pages, and units in flight.
 #[derive(Debug)]
 pub struct Store {
     /// Pages in an extent.
     per: u32,
-    /// Class of each extent, in pages of its slots; 0 if it has none.
-    classes: Vec<u8>,
-    /// Pages in use or freed, by extent.
+    /// Pages in use or freed, by extent, and in all.
     busy: Vec<u16>,
-    /// Extents without a class whose old content the device may still keep. The last one is used
-    /// first.
+    used: u64,
+    /// Extents without pages in use whose old content the device may still keep. The last one is
+    /// used first.
     unused: VecDeque<u32>,
-    /// Extents without a class that were discarded, or never used. They are used last.
+    /// Extents without pages in use that were discarded, or never used. They are used last.
     blank: Vec<u32>,
     /// The extent that is being discarded: nothing may be written to it.
     discarding: Option<u32>,
     /// The earliest time for the next discard.
     discard_at: Instant,
-    /// After a start: the free slots of this many extents, the first ones, have not been found.
+    /// After a start: the free pages of this many extents, the first ones, have not been found.
     unfound: u32,
-    /// First pages of slots that were free when they were added, by class. A slot may be listed
-    /// twice, or be in use again: [`Store::take_slot`] checks.
-    free: [Vec<u32>; SLOT_PAGES_MAX],
-    /// Pages that were free in slots that were not.
-    holes: Vec<u32>,
+    /// The lengths of the runs of each extent, as bits of [`bit`]; none for unused extents. A bit
+    /// may be set in vain, after runs have become one.
+    runs: Vec<u8>,
+    /// The number of units of each length for which there is room in these runs.
+    fits: [u64; UNIT_PAGES_MAX],
+    /// The extent at which the next search for a run of each length begins.
+    cursors: [u32; UNIT_PAGES_MAX],
     /// Freed pages, each with the record that must be durable first.
     freeing: VecDeque<(Lsn, u32)>,
     units: Slab<Unit>,
@@ -115,14 +117,12 @@ pub struct Store {
     flushing: Vec<Id>,
     /// Units whose blocks may be named by the log.
     ready: VecDeque<Id>,
-    /// Whether slots of each class were sought since the last start.
-    sought: [bool; SLOT_PAGES_MAX],
-    /// Number of extents of each class.
-    extents: [u32; SLOT_PAGES_MAX],
-    /// Units of each class whose eviction waits in the record being built.
-    leaving: [usize; SLOT_PAGES_MAX],
-    /// Whether units of each class are being evicted.
-    lacks: [bool; SLOT_PAGES_MAX],
+    /// Whether room for units of each length was sought since the last start.
+    sought: [bool; UNIT_PAGES_MAX],
+    /// Pages of units whose eviction waits in the record being built.
+    leaving: u64,
+    /// Whether units are being evicted to make room for each length.
+    lacks: [bool; UNIT_PAGES_MAX],
     /// Whether nothing could be evicted for what is sought.
     is_full: bool,
     random: u64,
@@ -134,15 +134,16 @@ impl Store {
         let extents = u32::try_from(extents).expect("positions have 20 bits");
         Self {
             per: u32::try_from(per).expect("an extent has at most 1024 pages"),
-            classes: vec![0; extents as usize],
             busy: vec![0; extents as usize],
+            used: 0,
             unused: VecDeque::new(),
             blank: (0..extents).rev().collect(),
             discarding: None,
             discard_at: Instant::default(),
             unfound: 0,
-            free: Default::default(),
-            holes: Vec::new(),
+            runs: vec![0; extents as usize],
+            fits: [0; UNIT_PAGES_MAX],
+            cursors: [0; UNIT_PAGES_MAX],
             freeing: VecDeque::new(),
             units: Slab::default(),
             writing: 0,
@@ -151,10 +152,9 @@ impl Store {
             expects_more: false,
             flushing: Vec::new(),
             ready: VecDeque::new(),
-            sought: [false; SLOT_PAGES_MAX],
-            extents: [0; SLOT_PAGES_MAX],
-            leaving: [0; SLOT_PAGES_MAX],
-            lacks: [false; SLOT_PAGES_MAX],
+            sought: [false; UNIT_PAGES_MAX],
+            leaving: 0,
+            lacks: [false; UNIT_PAGES_MAX],
             is_full: false,
             random: 0x9e37_79b9_7f4a_7c15,
         }
@@ -162,156 +162,126 @@ impl Store {
 
     /// Whether the shard has a store.
     pub fn exists(&self) -> bool {
-        !self.classes.is_empty()
+        !self.busy.is_empty()
     }
 
-    /// Notes the length of an extent's slots, as the log says.
-    pub fn recover_class(&mut self, extent: u32, pages: u8) {
-        self.classes[extent as usize] = pages.clamp(1, SLOT_PAGES_MAX as u8);
-    }
-
-    /// Prepares to find the free slots after a start.
+    /// Prepares to find the free pages after a start.
     pub fn begin_rebuild(&mut self) {
         self.blank.clear();
         self.unfound = self.extents();
     }
 
-    /// Finds the free slots of the next `most` extents: `pages` are the uses that recovery found.
+    /// Finds the free pages of the next `most` extents: `pages` are the uses that recovery found.
     /// Returns whether no extent is left.
-    pub fn rebuild(&mut self, pages: &Pages, most: u32) -> bool {
+    pub fn rebuild(&mut self, pages: &mut Pages, most: u32) -> bool {
         let from = self.unfound.saturating_sub(most);
         for extent in (from..self.unfound).rev() {
-            let class = std::mem::take(&mut self.classes[extent as usize]);
-            let all = extent * self.per..(extent + 1) * self.per;
-            let used = all.filter(|&page| !pages.are_free(page..page + 1)).count();
-            self.busy[extent as usize] = used as u16;
-            if used == 0 {
-                self.unused.push_back(extent);
-            } else {
-                self.assign(extent, usize::from(class.max(1)), pages);
+            pages.recover_units(extent);
+            let free: u32 = pages.free_runs(extent).map(|run| run.end - run.start).sum();
+            let used = self.per - free;
+            (self.busy[extent as usize], self.used) = (used as u16, self.used + u64::from(used));
+            match used {
+                0 => self.unused.push_back(extent),
+                _ => pages.free_runs(extent).for_each(|run| self.add_run(&run)),
             }
         }
         self.unfound = from;
         from == 0
     }
 
-    /// Gives an extent a class, and lists its free slots.
-    fn assign(&mut self, extent: u32, class: usize, pages: &Pages) {
-        self.classes[extent as usize] = class as u8;
-        self.extents[class - 1] += 1;
-        let first = extent * self.per;
-        let slots = self.per / class as u32;
-        let starts = (0..slots).rev().map(|slot| first + slot * class as u32);
-        let free = starts.filter(|&at| pages.are_free(at..at + class as u32));
-        self.free[class - 1].extend(free);
+    /// Counts the room of a run, and notes its length.
+    fn add_run(&mut self, run: &Range<u32>) {
+        let len = run.end - run.start;
+        self.runs[(run.start / self.per) as usize] |= bit(len);
+        (1..).zip(&mut self.fits).for_each(|(most, fits)| *fits += u64::from(len / most));
     }
 
-    /// Number of an extent at a position after `first`, and the length of its slots.
-    pub fn slot(&self, extent: u32) -> StoreSlot {
-        StoreSlot { extent, pages: self.classes[extent as usize] }
+    /// Counts the room of a run no longer.
+    fn end_run(&mut self, run: &Range<u32>) {
+        let len = run.end - run.start;
+        (1..).zip(&mut self.fits).for_each(|(most, fits)| *fits -= u64::from(len / most));
     }
 
-    /// The slot of a page: its pages, numbered through all extents. `None` for the pages at the end
-    /// of an extent that are too few for a slot.
-    pub fn slot_of(&self, page: u32) -> Option<Range<u32>> {
-        let (extent, at) = (page / self.per, page % self.per);
-        let class = u32::from(self.classes[extent as usize]);
-        let start = at.checked_div(class)? * class;
-        let first = extent * self.per + start;
-        (start + class <= self.per).then_some(first..first + class)
-    }
-
-    /// Takes a free slot of at least `class` pages, the shortest there is. Its pages are not held
-    /// yet.
-    pub fn take_slot(&mut self, class: usize, pages: &Pages) -> Option<Range<u32>> {
-        let class_sought = self.serving(class)?;
-        self.sought[class_sought - 1] = true;
-        let exact = self.pop_free(class, pages);
-        if let Some(slot) = exact {
-            return Some(slot);
+    /// Takes free pages for a unit of `len` pages, which are not held yet.
+    pub fn take(&mut self, len: usize, pages: &mut Pages) -> Option<Range<u32>> {
+        self.sought[len - 1] = true;
+        let run = self.find(len, pages).or_else(|| self.open_extent())?;
+        let unit = run.start..run.start + len as u32;
+        let extent = unit.start / self.per;
+        self.end_run(&run);
+        let others = pages.free_runs(extent).filter(|other| *other != run);
+        self.runs[extent as usize] = others.fold(0, |bits, run| bits | bit(run.end - run.start));
+        if unit.end < run.end {
+            self.add_run(&(unit.end..run.end));
         }
-        if class == 1
-            && let Some(page) = self.pop_hole(pages)
-        {
-            return Some(page);
+        self.busy[extent as usize] += len as u16;
+        self.used += len as u64;
+        self.cursors[len - 1] = extent;
+        pages.begin_unit(unit.start);
+        Some(unit)
+    }
+
+    /// Finds a run of at least `len` pages, and mostly of no more.
+    fn find(&mut self, len: usize, pages: &Pages) -> Option<Range<u32>> {
+        if self.fits[len - 1] == 0 {
+            return None;
         }
-        if let Some(extent) = self.unused.pop_back().or_else(|| self.blank.pop()) {
-            self.assign(extent, class, pages);
-            return self.pop_free(class, pages);
-        }
-        (class + 1..=SLOT_PAGES_MAX).find_map(|longer| self.pop_free(longer, pages))
-    }
-
-    /// The class of the slots that units of `class` pages take: their own if there are any or can
-    /// be, otherwise the next longer one.
-    fn serving(&self, class: usize) -> Option<usize> {
-        let is_there = |&longer: &usize| self.extents[longer - 1] > 0;
-        match self.unused() {
-            0 => (class..=SLOT_PAGES_MAX).find(is_there),
-            _ => Some(class),
-        }
-    }
-
-    /// The number of extents without a class that may be used.
-    fn unused(&self) -> usize {
-        self.unused.len() + self.blank.len()
-    }
-
-    /// Whether a unit of `class` pages can never have a slot as things are: all extents have
-    /// shorter ones.
-    pub fn is_too_long(&self, class: usize) -> bool {
-        self.serving(class).is_none()
-    }
-
-    fn pop_free(&mut self, class: usize, pages: &Pages) -> Option<Range<u32>> {
-        for _ in 0..STALE_MAX {
-            let at = self.free[class - 1].pop()?;
-            let slot = at..at + class as u32;
-            let is_slot = self.slot_of(at) == Some(slot.clone());
-            if is_slot && pages.are_free(slot.clone()) {
-                return Some(slot);
+        let (exact, enough) = (bit(len as u32), !(bit(len as u32) - 1));
+        let (mut found, mut longer) = (None, 0);
+        let cursor = self.cursors[len - 1] as usize;
+        for extent in (cursor..self.runs.len()).chain(0..cursor) {
+            let wanted = if found.is_none() { enough } else { exact };
+            if self.runs[extent] & wanted > 0 {
+                let runs = || pages.free_runs(extent as u32);
+                self.runs[extent] = runs().fold(0, |bits, run| bits | bit(run.len() as u32));
+                let best = runs().filter(|run| run.len() >= len).min_by_key(Range::len);
+                if best.as_ref().is_some_and(|run| run.len() == len) {
+                    return best;
+                }
+                found = found.or(best);
+            }
+            longer += u32::from(self.runs[extent] & enough > 0);
+            if longer > LONGER_MAX {
+                break;
             }
         }
-        None
+        found
     }
 
-    /// Takes a free page of a slot of which another page is in use.
-    fn pop_hole(&mut self, pages: &Pages) -> Option<Range<u32>> {
-        for _ in 0..STALE_MAX {
-            let page = self.holes.pop()?;
-            let in_use = self.slot_of(page).is_some_and(|slot| !pages.are_free(slot));
-            if in_use && pages.are_free(page..page + 1) {
-                return Some(page..page + 1);
-            }
-        }
-        None
+    /// Puts an unused extent to use: all of it is one run.
+    fn open_extent(&mut self) -> Option<Range<u32>> {
+        let extent = self.unused.pop_back().or_else(|| self.blank.pop())?;
+        let run = extent * self.per..(extent + 1) * self.per;
+        self.add_run(&run);
+        Some(run)
     }
 
-    /// Notes that pages that were free are in use now.
-    pub fn note_busy(&mut self, pages: &Range<u32>) {
-        self.busy[(pages.start / self.per) as usize] += (pages.end - pages.start) as u16;
+    /// The number of unused extents that may be used.
+    fn unused(&self) -> u64 {
+        (self.unused.len() + self.blank.len()) as u64
     }
 
-    /// Notes that a page is free. An extent of free pages loses its class.
+    /// Notes that a page is free, which it is already for `pages`.
     pub fn note_free(&mut self, page: u32, pages: &Pages) {
         let extent = page / self.per;
         let busy = &mut self.busy[extent as usize];
-        *busy -= 1;
-        if *busy == 0 {
-            let class = std::mem::take(&mut self.classes[extent as usize]);
-            self.extents[usize::from(class) - 1] -= 1;
-            self.unused.push_back(extent);
-        } else if let Some(slot) = self.slot_of(page) {
-            match pages.are_free(slot.clone()) {
-                true => self.free[(slot.end - slot.start) as usize - 1].push(slot.start),
-                false => self.holes.push(page),
+        (*busy, self.used) = (*busy - 1, self.used - 1);
+        let is_unused = *busy == 0;
+        let run = pages.free_with(&(page..page + 1));
+        self.end_run(&(run.start..page));
+        self.end_run(&(page + 1..run.end));
+        match is_unused {
+            true => {
+                self.runs[extent as usize] = 0;
+                self.unused.push_back(extent);
             }
+            false => self.add_run(&run),
         }
     }
 
     /// Notes pages whose last use ended in the record `lsn`, or before it.
     pub fn note_freed(&mut self, lsn: Lsn, pages: Vec<u32>) {
-        self.leaving = [0; SLOT_PAGES_MAX];
+        self.leaving = 0;
         self.freeing.extend(pages.into_iter().map(|page| (lsn, page)));
     }
 
@@ -325,26 +295,25 @@ impl Store {
         self.freeing.back().map(|&(lsn, _)| lsn)
     }
 
-    /// The number of pages that will become free.
-    pub fn freeing(&self) -> usize {
-        self.freeing.len()
+    /// The number of pages that will become free: of those freed, and of those of units whose
+    /// eviction is in the record being built.
+    pub fn coming(&self) -> u64 {
+        self.freeing.len() as u64 + self.leaving
     }
 
-    /// Pages in slots listed as free, and in unused extents: an upper limit of the free pages.
+    /// Number of free pages.
     pub fn free_pages(&self) -> u64 {
-        let slots = self.free.iter().enumerate().map(|(i, list)| list.len() * (i + 1));
-        let listed = self.holes.len() + slots.sum::<usize>();
-        listed as u64 + self.unused() as u64 * u64::from(self.per)
+        u64::from(self.pages()) - self.used
     }
 
     /// Pages in use, or not free yet.
     pub fn used_pages(&self) -> u64 {
-        self.busy.iter().map(|&busy| u64::from(busy)).sum()
+        self.used
     }
 
-    /// Free slots of a class.
-    pub fn free_slots(&self, class: usize) -> usize {
-        self.free[class - 1].len() + self.unused() * self.per as usize / class
+    /// The number of units of `len` pages for which there is room.
+    pub fn room_for(&self, len: usize) -> u64 {
+        self.fits[len - 1] + self.unused() * u64::from(self.per / len as u32)
     }
 
     /// Whether nothing can be evicted for what was sought last.
@@ -357,56 +326,59 @@ impl Store {
         self.is_full = is_full;
     }
 
-    /// Whether slots of a class have been sought.
-    pub fn is_sought(&self, class: usize) -> bool {
-        self.sought[class - 1] && self.serving(class) == Some(class)
-    }
-
-    /// Number of slots of a class.
-    pub fn slots(&self, class: usize) -> usize {
-        self.extents[class - 1] as usize * (self.per as usize / class)
+    /// Whether room for units of `len` pages has been sought.
+    pub fn is_sought(&self, len: usize) -> bool {
+        self.sought[len - 1]
     }
 
     /// Number of extents.
     pub fn extents(&self) -> u32 {
-        self.classes.len() as u32
+        self.busy.len() as u32
     }
 
     /// Number of pages.
     pub fn pages(&self) -> u32 {
-        self.per * self.classes.len() as u32
+        self.per * self.extents()
     }
 
-    /// The number of slots of a class that eviction aims to have free.
-    pub fn slots_wanted(&self, class: usize) -> usize {
-        let slots = self.slots(class);
-        let few = (slots / SLOTS_FREE).max((slots / 8).min(32));
-        few.clamp(SLOTS_FREE_MIN, SLOTS_FREE_MAX)
+    /// The number of units of `len` pages for which eviction aims to have room.
+    pub fn room_wanted(&self, len: usize) -> u64 {
+        let units = u64::from(self.pages()) / len as u64;
+        (units / FREE_ONE_IN).max((units / 8).min(32)).clamp(FREE_MIN, FREE_MAX)
     }
 
-    /// Whether slots of any class that is sought are so few that eviction must not wait.
+    /// Whether there is so little room for units of any length that is sought that eviction must
+    /// not wait.
     pub fn is_short(&self) -> bool {
-        let few = |class| self.slots_wanted(class) / 4;
-        (1..=SLOT_PAGES_MAX)
-            .any(|class| self.is_sought(class) && self.free_slots(class) < few(class))
+        self.any_sought(|len| self.room_for(len) < self.room_wanted(len) / 4)
     }
 
-    /// Notes that the eviction of a unit of this class is in the record being built.
-    pub fn note_leaving(&mut self, class: usize) {
-        self.leaving[class - 1] += 1;
+    /// Whether there is more room than eviction makes, for every length that is sought.
+    pub fn has_plenty(&self) -> bool {
+        !self.any_sought(|len| self.room_for(len) < self.room_wanted(len) * 2)
     }
 
-    /// Whether eviction goes on until `few` slots of a class are free, of which `left` are left. It
-    /// begins when half of them are.
-    pub fn lacks_slots(&mut self, class: usize, left: usize, few: usize) -> bool {
-        let lacks = &mut self.lacks[class - 1];
+    fn any_sought(&self, is_so: impl Fn(usize) -> bool) -> bool {
+        (1..=UNIT_PAGES_MAX).any(|len| self.is_sought(len) && is_so(len))
+    }
+
+    /// Whether units whose eviction frees just any pages would leave runs too short: many pages are
+    /// free as it is.
+    pub fn is_scattered(&self) -> bool {
+        self.free_pages() + self.coming() > u64::from(self.pages()) / SCATTERED
+    }
+
+    /// Notes that the eviction of a unit of `len` pages is in the record being built.
+    pub fn note_leaving(&mut self, len: u64) {
+        self.leaving += len;
+    }
+
+    /// Whether eviction goes on until there is room for `few` units of `len` pages; there is for
+    /// `left`. It begins when there is for half of them.
+    pub fn lacks_room(&mut self, len: usize, left: u64, few: u64) -> bool {
+        let lacks = &mut self.lacks[len - 1];
         *lacks = left < few && (*lacks || left < few.div_ceil(2));
         *lacks
-    }
-
-    /// Units of this class whose eviction is in the record being built.
-    pub fn leaving(&self, class: usize) -> usize {
-        self.leaving[class - 1]
     }
 
     /// A pseudo-random number.
@@ -528,6 +500,14 @@ impl Store {
         self.units = Slab::default();
         self.writing = 0;
         (self.written, self.flushing, self.ready) = Default::default();
+    }
+}
+
+/// The bit for runs of a length, in pages. From the length of the longest unit on, they share one.
+fn bit(len: u32) -> u8 {
+    match len {
+        0 => 0,
+        len => 1 << (len.min(UNIT_PAGES_MAX as u32) - 1),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Slots: which are free, and how a restart finds them.
+//! Free pages: where a unit goes, and how a restart finds them.
 
 mod moves;
 mod pages;
@@ -13,13 +13,16 @@ fn store(extents: usize) -> (Store, Pages) {
     (Store::new(extents, PER), Pages::new(8, extents, PER))
 }
 
-/// Takes a slot and puts its pages to use.
-fn take(store: &mut Store, pages: &mut Pages, class: usize) -> Option<Range<u32>> {
-    let slot = store.take_slot(class, pages)?;
-    let unit = slot.start..slot.start + class as u32;
-    store.note_busy(&unit);
+/// Takes pages for a unit and puts them to use.
+fn take(store: &mut Store, pages: &mut Pages, len: usize) -> Option<Range<u32>> {
+    let unit = store.take(len, pages)?;
     pages.hold(unit.clone());
     Some(unit)
+}
+
+/// Takes pages for units of this length until there are no more.
+fn take_all(store: &mut Store, pages: &mut Pages, len: usize) -> Vec<Range<u32>> {
+    std::iter::from_fn(|| take(store, pages, len)).collect()
 }
 
 /// Ends the use of pages, durably.
@@ -35,17 +38,14 @@ fn free(store: &mut Store, pages: &mut Pages, unit: Range<u32>) {
 }
 
 #[test]
-fn slots_do_not_overlap_and_fill_an_extent() {
-    for class in 1..=SLOT_PAGES_MAX {
+fn units_do_not_overlap_and_fill_an_extent() {
+    for len in 1..=UNIT_PAGES_MAX {
         let (mut store, mut pages) = store(2);
-        let mut taken = Vec::new();
-        while let Some(unit) = take(&mut store, &mut pages, class) {
-            assert!(unit.clone().all(|page| pages.uses(page) == 1), "{unit:?} overlaps");
-            assert_eq!(store.slot_of(unit.start), Some(unit.clone()));
-            taken.push(unit);
-        }
-        assert_eq!(taken.len(), 2 * (PER / class), "class {class}");
-        assert_eq!(store.used_pages(), (taken.len() * class) as u64);
+        let units = take_all(&mut store, &mut pages, len);
+        assert!(units.iter().flat_map(Clone::clone).all(|page| pages.uses(page) == 1));
+        assert!(units.iter().all(|unit| pages.unit(unit.end - 1) == *unit));
+        assert_eq!(units.len(), 2 * (PER / len), "{len} pages");
+        assert_eq!(store.used_pages(), (units.len() * len) as u64);
     }
 }
 
@@ -65,18 +65,22 @@ fn the_last_request_is_kept_beside_any_number_of_uses() {
         }
         pages.release(3..4);
         assert_eq!((pages.take_freed(), pages.last(3)), (vec![3], last));
-        assert!(pages.end_freed(3) && pages.are_free(3..4));
+        assert!(pages.end_freed(3) && pages.uses(3) == 0);
     }
 }
 
 #[test]
-fn a_unit_takes_a_longer_slot_when_its_own_are_gone() {
-    let (mut store, mut pages) = store(1);
-    assert_eq!(take(&mut store, &mut pages, 4), Some(0..4));
-    let two = take(&mut store, &mut pages, 2).expect("slots of four pages are left");
-    assert_eq!(store.slot_of(two.start).map(|slot| slot.len()), Some(4));
-    // No slot of two pages can ever come, so eviction looks for one of four.
-    assert!(store.is_sought(4) && !store.is_sought(2));
+fn a_unit_takes_a_run_of_its_length_and_a_longer_one_when_there_is_none() {
+    let (mut store, mut pages) = store(2);
+    let units = take_all(&mut store, &mut pages, 4);
+    // One of three pages, then one of four, and one of two in the next extent.
+    free(&mut store, &mut pages, units[0].start + 1..units[0].end);
+    free(&mut store, &mut pages, units[2].clone());
+    free(&mut store, &mut pages, units[6].start..units[6].start + 2);
+    let two: Vec<u32> = take_all(&mut store, &mut pages, 2).iter().map(|unit| unit.start).collect();
+    let [longest, three, exact] = [units[2].start, units[0].start + 1, units[6].start];
+    assert_eq!(two, [exact, three, longest, longest + 2]);
+    assert_eq!((1..=4).map(|len| store.room_for(len)).collect::<Vec<_>>(), [1, 0, 0, 0]);
 }
 
 #[test]
@@ -87,79 +91,116 @@ fn a_page_is_free_when_its_record_is_durable_and_no_read_is_in_flight() {
     pages.release(unit.clone());
     assert_eq!(pages.freed(), 0, "the read needs it");
     free(&mut store, &mut pages, unit.clone());
-    assert!(pages.are_free(unit));
+    assert_eq!(pages.free_with(&unit), 0..PER as u32);
     assert_eq!(store.used_pages(), 0);
 }
 
 #[test]
-fn an_extent_of_free_pages_changes_its_class() {
+fn units_that_end_side_by_side_leave_one_run() {
     let (mut store, mut pages) = store(1);
-    let mut units = Vec::new();
-    while let Some(unit) = take(&mut store, &mut pages, 4) {
-        units.push(unit);
-    }
-    assert!(store.take_slot(3, &pages).is_none());
-    for unit in units {
-        free(&mut store, &mut pages, unit);
-    }
-    let unit = take(&mut store, &mut pages, 3).expect("the extent has no class");
-    assert_eq!(store.slot_of(unit.start), Some(unit));
-    assert_eq!((store.slots(3), store.slots(4)), (PER / 3, 0));
-}
-
-#[test]
-fn a_page_goes_into_a_hole_of_a_slot_in_use() {
-    let (mut store, mut pages) = store(1);
-    let mut units = Vec::new();
-    while let Some(unit) = take(&mut store, &mut pages, 4) {
-        units.push(unit);
-    }
-    let hole = units[1].start + 2;
-    free(&mut store, &mut pages, hole..hole + 1);
-    assert!(store.take_slot(2, &pages).is_none());
-    assert_eq!(take(&mut store, &mut pages, 1), Some(hole..hole + 1));
-    assert!(store.take_slot(1, &pages).is_none());
-}
-
-#[test]
-fn a_restart_finds_the_same_free_slots() {
-    let (mut store, mut pages) = store(3);
-    let mut units = Vec::new();
-    for class in [4, 4, 2, 3, 1, 4, 2] {
-        units.push(take(&mut store, &mut pages, class).expect("there is room"));
-    }
+    let units = take_all(&mut store, &mut pages, 3);
+    assert!(take(&mut store, &mut pages, 4).is_none());
     free(&mut store, &mut pages, units[1].clone());
-    let mut again = Store::new(3, PER);
-    for extent in 0..3 {
-        again.recover_class(extent, store.slot(extent).pages);
-    }
-    again.begin_rebuild();
-    assert!(again.rebuild(&pages, u32::MAX));
-    assert_eq!(again.used_pages(), store.used_pages());
-    for class in 1..=SLOT_PAGES_MAX {
-        assert_eq!(again.slots(class), store.slots(class), "class {class}");
-        let count = |store: &mut Store, pages: &mut Pages| {
-            std::iter::from_fn(|| take(store, pages, class)).count()
-        };
-        let mut copy = Pages::new(8, 3, PER);
-        (0..pages.len()).filter(|&page| pages.uses(page) > 0).for_each(|page| {
-            copy.hold(page..page + 1);
-        });
-        let mut same = Pages::new(8, 3, PER);
-        (0..pages.len()).filter(|&page| pages.uses(page) > 0).for_each(|page| {
-            same.hold(page..page + 1);
-        });
-        let (mut one, mut other) = (Store::new(3, PER), Store::new(3, PER));
-        for extent in 0..3 {
-            one.recover_class(extent, store.slot(extent).pages);
-            other.recover_class(extent, again.slot(extent).pages);
+    assert!(take(&mut store, &mut pages, 4).is_none(), "three pages and, far away, one");
+    free(&mut store, &mut pages, units[2].clone());
+    assert_eq!(take(&mut store, &mut pages, 4), Some(3..7));
+    assert_eq!(store.room_for(2), 1);
+}
+
+#[test]
+fn the_rest_of_a_unit_is_a_unit() {
+    let (mut store, mut pages) = store(1);
+    let last = LastTouch { stamp: 9, touch: Touch::Rewritten };
+    let units = take_all(&mut store, &mut pages, 4);
+    pages.set_last(units[1].start, last);
+    free(&mut store, &mut pages, 5..6);
+    assert_eq!((pages.unit(4), pages.unit(7)), (4..5, 6..8));
+    assert_eq!(take(&mut store, &mut pages, 1), Some(5..6));
+    assert_eq!([4, 5, 6, 7, 8].map(|page| pages.unit(page)), [4..5, 5..6, 6..8, 6..8, 8..12]);
+    assert_eq!((pages.last(4), pages.last(6)), (last, last));
+    assert_ne!(pages.last(5), last);
+}
+
+/// The room that a search of all pages finds.
+fn room(store: &Store, pages: &Pages) -> Vec<u64> {
+    let run_fits = |run: Range<u32>, len: usize| (run.len() / len) as u64;
+    let fits = |len| {
+        let runs = (0..store.extents()).flat_map(|extent| pages.free_runs(extent));
+        runs.map(|run| run_fits(run, len)).sum()
+    };
+    (1..=UNIT_PAGES_MAX).map(fits).collect()
+}
+
+#[test]
+fn room_is_counted_and_found_and_units_are_told_apart_whatever_came_before() {
+    let (mut store, mut pages) = store(7);
+    let mut units: Vec<Range<u32>> = Vec::new();
+    for turn in 0..20_000 {
+        let random = store.random();
+        let len = random as usize % UNIT_PAGES_MAX + 1;
+        if (random >> 8) % 100 < if turn / 2000 % 2 == 0 { 60 } else { 40 } {
+            let room = store.room_for(len);
+            match take(&mut store, &mut pages, len) {
+                Some(unit) => units.push(unit),
+                None => assert_eq!(room, 0, "{len} pages"),
+            }
+        } else if !units.is_empty() {
+            // All of a unit ends, or a page of it.
+            let unit = units.swap_remove((random >> 32) as usize % units.len());
+            let page = unit.start + (random >> 16) as u32 % unit.len() as u32;
+            let ends = if random >> 63 == 0 { unit.clone() } else { page..page + 1 };
+            units.extend(
+                [unit.start..ends.start, ends.end..unit.end].into_iter().filter(|u| !u.is_empty()),
+            );
+            free(&mut store, &mut pages, ends);
         }
-        one.begin_rebuild();
-        other.begin_rebuild();
-        assert!(one.rebuild(&copy, 3));
-        assert_eq!([0; 3].map(|_| other.rebuild(&same, 1)), [false, false, true]);
-        assert_eq!(count(&mut one, &mut copy), count(&mut other, &mut same));
+        let counted: Vec<u64> = (1..=UNIT_PAGES_MAX).map(|len| store.room_for(len)).collect();
+        assert_eq!(counted, room(&store, &pages), "turn {turn}");
+        assert_eq!(store.used_pages(), units.iter().map(|unit| unit.len() as u64).sum());
+        for unit in &units {
+            unit.clone().for_each(|page| assert_eq!(pages.unit(page), *unit, "turn {turn}"));
+        }
     }
+}
+
+#[test]
+fn a_restart_finds_the_same_room_and_the_same_units() {
+    let (mut store, mut pages) = store(3);
+    let lens = [4, 4, 2, 3, 1, 4, 2, 1, 1];
+    let mut units: Vec<_> =
+        lens.iter().map(|&len| take(&mut store, &mut pages, len).expect("there is room")).collect();
+    free(&mut store, &mut pages, units.remove(1));
+    let used = || units.iter().flat_map(Clone::clone);
+    let mut copy = Pages::new(8, 3, PER);
+    used().for_each(|page| copy.hold(page..page + 1));
+    // What the log says of each payload, in any order.
+    for page in used().collect::<Vec<_>>().into_iter().rev() {
+        copy.recover_unit(page, page - pages.unit(page).start);
+    }
+    let mut again = Store::new(3, PER);
+    again.begin_rebuild();
+    assert_eq!([0; 3].map(|_| again.rebuild(&mut copy, 1)), [false, false, true]);
+    assert_eq!(again.used_pages(), store.used_pages());
+    for len in 1..=UNIT_PAGES_MAX {
+        assert_eq!(again.room_for(len), store.room_for(len), "{len} pages");
+    }
+    used().for_each(|page| assert_eq!(copy.unit(page), pages.unit(page)));
+    assert_eq!(take_all(&mut again, &mut copy, 1).len() as u64, room(&store, &pages)[0]);
+}
+
+#[test]
+fn a_restart_makes_units_of_pages_of_which_the_log_says_nonsense() {
+    let mut pages = Pages::new(8, 2, PER);
+    pages.hold(0..14);
+    pages.hold(16..17);
+    pages.recover_unit(2, 254);
+    pages.recover_unit(16, 3);
+    pages.recover_unit(15, 1);
+    let mut store = Store::new(2, PER);
+    store.begin_rebuild();
+    assert!(store.rebuild(&mut pages, u32::MAX));
+    assert_eq!([0, 4, 8, 12, 16].map(|page| pages.unit(page)), [0..4, 4..8, 8..12, 12..14, 16..17]);
+    assert_eq!((store.used_pages(), store.room_for(1), store.room_for(4)), (15, 17, 3));
 }
 
 #[test]
@@ -175,7 +216,7 @@ fn uses_beyond_a_byte_are_counted() {
     }
     pages.release(3..4);
     assert_eq!(pages.take_freed(), [3]);
-    assert!(pages.end_freed(3) && pages.are_free(3..4));
+    assert!(pages.end_freed(3) && pages.uses(3) == 0);
 }
 
 #[test]
@@ -192,7 +233,7 @@ fn the_extents_used_last_are_discarded_one_by_one_with_pauses_and_then_used() {
     let per = PER as u32;
     assert_eq!(store.next_discard(), None, "nothing was written yet");
     let units: Vec<_> = (0..4).map(|_| take_extent(&mut store, &mut pages)).collect();
-    assert!(store.take_slot(1, &pages).is_none());
+    assert!(store.take(1, &mut pages).is_none());
     units.into_iter().flatten().for_each(|unit| free(&mut store, &mut pages, unit));
     let now = Instant::default();
     assert_eq!(store.begin_discard(now), Some(0), "the last one to be used");
@@ -201,7 +242,7 @@ fn the_extents_used_last_are_discarded_one_by_one_with_pauses_and_then_used() {
         let units = take_extent(&mut store, &mut pages);
         assert_eq!(units[0].start / per, extent);
     }
-    assert!(store.take_slot(1, &pages).is_none(), "not before its discard has ended");
+    assert!(store.take(1, &mut pages).is_none(), "not before its discard has ended");
     store.end_discard(now);
     assert_eq!(take_extent(&mut store, &mut pages)[0].start / per, 0);
 }

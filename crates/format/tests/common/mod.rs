@@ -66,7 +66,7 @@ pub fn stored_page() -> Vec<u8> {
     let header = RecordHeader { pages: 1, ..header };
     let stored = Entry {
         dirty: true,
-        stored: Some(StoreSlot { extent: 0x02_0304, pages: 3 }),
+        stored: Some(StoreUnit { extent: 0x02_0304, page: 3 }),
         ..entry(EntryKind::Zstd, 8, 120, 99)
     };
     let mut page = vec![0; PAGE];

@@ -1,7 +1,8 @@
 //! Blocks on their way into the store and out of it, without requests and reclaim: what the log
-//! says when, and when a slot is free.
+//! says when, and when pages are free.
 
 use forebay_block::{BlockRange, ByteRange, Io, IoOp};
+use forebay_codec::crc32c;
 use forebay_format::{EntryKind, Lsn, PAGE, decode_record};
 use forebay_policy::{LastTouch, Touch};
 
@@ -54,14 +55,19 @@ impl Rooms {
 
     /// Writes neighboring blocks to the store; returns the write.
     fn move_out(&mut self, blocks: &[u64]) -> (Target, Io) {
+        assert!(self.has_moved(blocks), "there is room");
+        self.only()
+    }
+
+    /// Writes neighboring blocks to the store if there is room.
+    fn has_moved(&mut self, blocks: &[u64]) -> bool {
         let copied = |&block: &u64| {
             let place = self.place(block);
             (Copied::new(key(block), place, content(block).to_vec()), place)
         };
         let copies = blocks.iter().map(copied).collect();
         let Self { cache, fx, .. } = self;
-        assert!(cache.send_to_store(copies, fx).is_ok(), "there is room");
-        self.only()
+        cache.send_to_store(copies, fx).is_ok()
     }
 
     /// Ends the write of a unit.
@@ -94,10 +100,10 @@ impl Rooms {
         entries.iter().map(|entry| (entry.block, entry.kind, entry.stored.is_some())).collect()
     }
 
-    /// Stores dirty units until `left` slots are free; returns the pages in use.
-    fn fill_with_dirty(&mut self, left: usize) -> u64 {
+    /// Stores dirty units until there is room for `left` of them; returns the pages in use.
+    fn fill_with_dirty(&mut self, left: u64) -> u64 {
         let mut first = 400;
-        while self.store.free_slots(4) > left {
+        while self.store.room_for(4) > left {
             let blocks: Vec<u64> = (first..first + 4).collect();
             self.dirty(blocks.clone());
             self.stored(&blocks);
@@ -105,6 +111,17 @@ impl Rooms {
         }
         self.said();
         self.store.used_pages()
+    }
+
+    /// Puts a clean block into the store as a unit of its own, as recovery might have found it.
+    fn fill_page(&mut self, block: u64) {
+        let crate::cache::Cache { store, contents, ram, now, .. } = &mut self.cache;
+        let unit = store.take(1, contents.pages()).expect("there is room");
+        let (segment, offset) = contents.pages().place(unit.start);
+        let (len, crc) = (BLOCK as u16, crc32c(&content(block)));
+        let place =
+            Place { segment, offset, len, kind: EntryKind::Raw, crc, dirty: false, meta: 0 };
+        contents.place(*now, key(block), place, None, false, ram);
     }
 
     /// A log and a store, both empty.
@@ -289,6 +306,26 @@ fn a_store_with_few_free_slots_evicts_a_clean_unit_and_says_so_first() {
     rooms.flush_device();
     rooms.pump();
     assert_eq!(rooms.store.used_pages(), dirty);
+    assert_eq!(rooms.contents.check(), Ok(()));
+}
+
+#[test]
+fn a_unit_gets_room_among_shorter_ones_and_most_of_them_stay() {
+    let mut rooms = rooms_with(32, false);
+    let pages = 32 * u64::from(SEGMENT) / BLOCK;
+    // No two blocks are neighbors, so that each is a unit.
+    (0..pages).for_each(|i| rooms.fill_page(1000 + 2 * i));
+    let four = [4, 5, 6, 7];
+    rooms.clean(four);
+    assert!(!rooms.has_moved(&four));
+    for _ in 0..1000 {
+        rooms.pump();
+        rooms.said();
+        rooms.flush_device();
+    }
+    assert!(rooms.has_moved(&four));
+    let used = rooms.store.used_pages();
+    assert!(used > pages / 10 * 7, "{used} of {pages}");
     assert_eq!(rooms.contents.check(), Ok(()));
 }
 
