@@ -27,8 +27,12 @@ impl World {
     fn new(latency: Duration, eviction: Eviction, index_blocks: u64) -> Self {
         let segment_size = SEGMENT;
         let ram_bytes = 128 << 10;
-        let config =
-            ShardConfig { segment_size, ram_bytes, eviction, index_blocks, ..config(AREA, SIZE) };
+        let config = config(AREA, SIZE);
+        let config = ShardConfig { segment_size, ram_bytes, eviction, index_blocks, ..config };
+        Self::with(latency, config)
+    }
+
+    fn with(latency: Duration, config: ShardConfig) -> Self {
         let mut devices = Devices::new(AREA, 0);
         devices.primary = (0..SIZE).map(|at| pattern(at / BLOCK)).collect();
         let harness = Harness::start(config, devices);
@@ -158,15 +162,26 @@ fn a_cache_that_was_full_takes_only_what_was_asked_for() {
     for (eviction, index) in
         [(Eviction::Frequency, log), (Eviction::Lru, log), (Eviction::Lru, 800)]
     {
-        let mut world = World::new(DISK, eviction, index);
-        (0..200).for_each(|n| world.read(n * 16, 1).unwrap());
-        let wide = world.reads.iter().skip_while(|&&(_, count)| count == 1);
-        let wide = wide.take_while(|&&(_, count)| count == 16).count();
-        let full = index.min(log) as usize / 16;
-        assert!(
-            (full / 2..full).contains(&wide),
-            "{wide} reads of 16 blocks, {full} fill the cache"
-        );
-        assert!(world.reads[wide + 5..].iter().all(|&(_, count)| count == 1));
+        let world = World::new(DISK, eviction, index);
+        assert_wide_until_full(world, index.min(log));
     }
+}
+
+#[test]
+fn a_log_before_a_store_is_not_the_cache() {
+    let (segment_size, ram_bytes, log_segments) = (SEGMENT, 128 << 10, Some(8));
+    let config = config(AREA, SIZE);
+    let config = ShardConfig { segment_size, ram_bytes, log_segments, ..config };
+    let world = World::with(DISK, config);
+    assert_wide_until_full(world, (AREA - 8 * u64::from(SEGMENT)) / BLOCK);
+}
+
+/// Misses bring their neighbors until most of `blocks` blocks are cached, and never after.
+fn assert_wide_until_full(mut world: World, blocks: u64) {
+    (0..200).for_each(|n| world.read(n * 16, 1).unwrap());
+    let wide = world.reads.iter().skip_while(|&&(_, count)| count == 1);
+    let wide = wide.take_while(|&&(_, count)| count == 16).count();
+    let full = blocks as usize / 16;
+    assert!((full / 2..full).contains(&wide), "{wide} reads of 16 blocks, {full} fill the cache");
+    assert!(world.reads[wide + 5..].iter().all(|&(_, count)| count == 1));
 }

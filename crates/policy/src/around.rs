@@ -18,8 +18,9 @@ const CHUNK_BLOCKS: u64 = 16;
 /// Time per request from which a primary counts as slow. For comparison: 64 KiB more take a disk
 /// 0.4 ms, a 10 Gbit/s network 0.05 ms.
 const SLOW: Duration = Duration::from_micros(250);
-/// The cache has room if more than one part in this many of its segments, or of its index, is free.
-/// Reclaim keeps fewer free, except in logs of less than 24 segments.
+/// The cache has room if more than one part in this many of its store is free, or of its segments
+/// if it has no store, and of its index. Less is kept free, except in logs of less than 24
+/// segments.
 const ROOM_SHARE: u64 = 8;
 /// Number of recent requests that the average covers.
 const MEMORY: u32 = 16;
@@ -57,8 +58,8 @@ impl ReadAround {
         self.cost >= SLOW
     }
 
-    /// Whether `free` of `places` segments or index places are enough to admit everything: nothing
-    /// had to leave so far.
+    /// Whether `free` of `places` pages, segments or index places are enough to admit everything:
+    /// nothing had to leave so far.
     #[must_use]
     pub fn has_room(places: u64, free: u64) -> bool {
         free * ROOM_SHARE > places

@@ -139,11 +139,7 @@ impl Requests {
     /// cached or being fetched.
     fn around(&self, cache: &Cache, id: VolumeId, missed: BlockRange) -> BlockRange {
         let volume = cache.volume(id);
-        let places = cache.contents.index().capacity();
-        let has_room = !cache.contents.is_loading()
-            && ReadAround::has_room(cache.log.len(), cache.log.free())
-            && ReadAround::has_room(places, places.saturating_sub(cache.contents.index().len()));
-        if !has_room || !volume.around.pays() || self.fetches.len() > READS_AROUND_MAX {
+        if !has_room(cache) || !volume.around.pays() || self.fetches.len() > READS_AROUND_MAX {
             return missed;
         }
         let blocks = volume.config.size.div_ceil(BLOCK_SIZE as u64);
@@ -307,6 +303,23 @@ impl Requests {
             }
         }
     }
+}
+
+/// Whether the cache has room for blocks that nobody has requested.
+fn has_room(cache: &Cache) -> bool {
+    let (store, log, index) = (&cache.store, &cache.log, cache.contents.index());
+    // A log before a store is full from its first lap on.
+    let area_has_room = match store.exists() {
+        true => {
+            let pages = u64::from(store.pages());
+            store.has_plenty() && ReadAround::has_room(pages, store.free_pages())
+        }
+        false => ReadAround::has_room(log.len(), log.free()),
+    };
+    let places = index.capacity();
+    !cache.contents.is_loading()
+        && area_has_room
+        && ReadAround::has_room(places, places.saturating_sub(index.len()))
 }
 
 /// Pads the last block of a volume, which may be short on the primary, with zeros.
