@@ -263,10 +263,11 @@ const PRESSED_FROM: u64 = 75;
 /// dirty limit is reached. Down to that number, a segment waits until its blocks on the way to the
 /// primary are clean, which a flush there may delay by a second; below it, they are copied.
 const FREE_PERCENT_MORE: u64 = 3;
-/// With a store, one segment in this many is kept free in addition. To free one takes two flushes
-/// of the device, for its blocks in the store and for the records that name them, and clients write
-/// on.
+/// With a store, one segment in this many is kept free in addition, of a short log. To free one
+/// takes two flushes of the device, for its blocks in the store and for the records that name them,
+/// and clients write on.
 const STORE_AHEAD: u64 = 8;
+const STORE_AHEAD_MAX: u64 = 16;
 
 /// Segments reclaimed beyond the clients' need before one is freed without copying clean blocks
 /// forward.
@@ -331,8 +332,8 @@ impl Reclaim {
     fn begin(&mut self, cache: &mut Cache, fx: &mut Effects) -> bool {
         self.take_client_bytes(&mut cache.log);
         let total = cache.log.len();
-        let ahead = if cache.store.exists() { (total / STORE_AHEAD).max(1) } else { 0 };
-        let reserve = RECLAIM_RESERVE + ahead;
+        let ahead = (total / STORE_AHEAD).clamp(1, STORE_AHEAD_MAX);
+        let reserve = RECLAIM_RESERVE + if cache.store.exists() { ahead } else { 0 };
         let low = free_segments_wanted(total, reserve) + cache.stuck_reserve();
         let (dirty, limit) = (cache.contents.dirty().blocks(), cache.dirty_limit());
         let high = low + total * FREE_PERCENT_MORE / 100 * dirty.min(limit) / limit;

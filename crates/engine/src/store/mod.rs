@@ -177,8 +177,8 @@ impl Store {
         let from = self.unfound.saturating_sub(most);
         for extent in (from..self.unfound).rev() {
             pages.recover_units(extent);
-            let free: u32 = pages.free_runs(extent).map(|run| run.end - run.start).sum();
-            let used = self.per - free;
+            let free: usize = pages.free_runs(extent).map(|run| run.len()).sum();
+            let used = self.per - free as u32;
             (self.busy[extent as usize], self.used) = (used as u16, self.used + u64::from(used));
             match used {
                 0 => self.unused.push_back(extent),
@@ -209,8 +209,7 @@ impl Store {
         let unit = run.start..run.start + len as u32;
         let extent = unit.start / self.per;
         self.end_run(&run);
-        let others = pages.free_runs(extent).filter(|other| *other != run);
-        self.runs[extent as usize] = others.fold(0, |bits, run| bits | bit(run.end - run.start));
+        self.runs[extent as usize] = bits(pages.free_runs(extent).filter(|other| *other != run));
         if unit.end < run.end {
             self.add_run(&(unit.end..run.end));
         }
@@ -233,7 +232,7 @@ impl Store {
             let wanted = if found.is_none() { enough } else { exact };
             if self.runs[extent] & wanted > 0 {
                 let runs = || pages.free_runs(extent as u32);
-                self.runs[extent] = runs().fold(0, |bits, run| bits | bit(run.len() as u32));
+                self.runs[extent] = bits(runs());
                 let best = runs().filter(|run| run.len() >= len).min_by_key(Range::len);
                 if best.as_ref().is_some_and(|run| run.len() == len) {
                     return best;
@@ -509,6 +508,11 @@ fn bit(len: u32) -> u8 {
         0 => 0,
         len => 1 << (len.min(UNIT_PAGES_MAX as u32) - 1),
     }
+}
+
+/// The bits for some runs.
+fn bits(runs: impl Iterator<Item = Range<u32>>) -> u8 {
+    runs.fold(0, |bits, run| bits | bit(run.len() as u32))
 }
 
 /// The number of pages of payloads of these lengths in one unit: uncompressed ones first, each on a
