@@ -50,6 +50,9 @@ impl OfPage {
     }
 }
 
+/// Bits of a word of [`Pages::free`].
+const WORD: u32 = u64::BITS;
+
 const _: () = assert!(BEGINS & MANY == 0 && BEGINS < 1 << TOUCH_SHIFT);
 
 /// The uses of each page of the store.
@@ -60,6 +63,8 @@ pub struct Pages {
     /// Pages in an extent.
     per: u32,
     of_page: Vec<OfPage>,
+    /// A bit for each page that nothing needs, so that runs of them are found quickly.
+    free: Vec<u64>,
     many: BTreeMap<u32, u32>,
     /// Pages whose last use ended in the record being built, or earlier in a way that no record
     /// says.
@@ -74,6 +79,7 @@ impl Pages {
             first: to_u32(first),
             per: to_u32(per),
             of_page: vec![OfPage::default(); extents * per],
+            free: vec![u64::MAX; (extents * per).div_ceil(WORD as usize)],
             many: BTreeMap::new(),
             freed: Vec::new(),
         }
@@ -119,22 +125,39 @@ impl Pages {
         first..first + self.per
     }
 
+    fn is_free(&self, page: u32) -> bool {
+        self.free[(page / WORD) as usize] >> (page % WORD) & 1 > 0
+    }
+
+    /// The first page from `pages.start` on that is free, or is in use; `pages.end` if none is.
+    fn next(&self, pages: Range<u32>, is_free: bool) -> u32 {
+        let mut at = pages.start;
+        while at < pages.end {
+            let free = self.free[(at / WORD) as usize];
+            let wanted = if is_free { free } else { !free } >> (at % WORD);
+            if wanted > 0 {
+                return pages.end.min(at + wanted.trailing_zeros());
+            }
+            at = (at / WORD + 1) * WORD;
+        }
+        pages.end
+    }
+
     /// The pages that would be free together if these pages of one extent were.
     pub fn free_with(&self, pages: &Range<u32>) -> Range<u32> {
         let extent = self.extent_of(pages.start);
-        let is_free = |page: &u32| self.of_page[*page as usize].is_free();
-        let before = (extent.start..pages.start).rev().take_while(is_free).count() as u32;
-        let after = (pages.end..extent.end).take_while(is_free).count() as u32;
-        pages.start - before..pages.end + after
+        let before = (extent.start..pages.start).rev().take_while(|&page| self.is_free(page));
+        let start = pages.start - before.count() as u32;
+        start..self.next(pages.end..extent.end, false)
     }
 
     /// The longest ranges of free pages of an extent.
     pub fn free_runs(&self, extent: u32) -> impl Iterator<Item = Range<u32>> {
-        let mut rest = extent * self.per..(extent + 1) * self.per;
+        let (mut at, end) = (extent * self.per, (extent + 1) * self.per);
         std::iter::from_fn(move || {
-            let start = rest.find(|&page| self.of_page[page as usize].is_free())?;
-            let end = rest.find(|&page| !self.of_page[page as usize].is_free());
-            Some(start..end.unwrap_or(rest.end))
+            let start = self.next(at..end, true);
+            at = self.next(start..end, false);
+            (start < end).then_some(start..at)
         })
     }
 
@@ -193,7 +216,12 @@ impl Pages {
                     of_page.set_uses(MANY);
                     self.many.insert(page, u32::from(MANY));
                 }
-                uses => of_page.set_uses(uses + 1),
+                uses => {
+                    of_page.set_uses(uses + 1);
+                    if uses == 0 {
+                        self.free[(page / WORD) as usize] &= !(1 << (page % WORD));
+                    }
+                }
             }
         }
     }
@@ -201,9 +229,9 @@ impl Pages {
     /// Ends a use of each page.
     pub fn release(&mut self, pages: Range<u32>) {
         for page in pages {
-            if self.end_use(page) {
-                self.of_page[page as usize].set_uses(1);
-                self.freed.push(page);
+            match self.of_page[page as usize].uses() {
+                1 => self.freed.push(page),
+                _ => _ = self.end_use(page),
             }
         }
     }
@@ -222,6 +250,9 @@ impl Pages {
             return false;
         }
         of_page.set_uses(uses - 1);
+        if uses == 1 {
+            self.free[(page / WORD) as usize] |= 1 << (page % WORD);
+        }
         uses == 1
     }
 

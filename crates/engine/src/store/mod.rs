@@ -100,8 +100,9 @@ pub struct Store {
     runs: Vec<u8>,
     /// The number of units of each length for which there is room in these runs.
     fits: [u64; UNIT_PAGES_MAX],
-    /// The extent at which the next search for a run of each length begins.
-    cursors: [u32; UNIT_PAGES_MAX],
+    /// For each length an extent before which there is no run of it. Units go to the front, so that
+    /// extents at the end become unused while there is plenty of room.
+    firsts: [usize; UNIT_PAGES_MAX],
     /// Freed pages, each with the record that must be durable first.
     freeing: VecDeque<(Lsn, u32)>,
     units: Slab<Unit>,
@@ -143,7 +144,7 @@ impl Store {
             unfound: 0,
             runs: vec![0; extents as usize],
             fits: [0; UNIT_PAGES_MAX],
-            cursors: [0; UNIT_PAGES_MAX],
+            firsts: [0; UNIT_PAGES_MAX],
             freeing: VecDeque::new(),
             units: Slab::default(),
             writing: 0,
@@ -191,15 +192,18 @@ impl Store {
 
     /// Counts the room of a run, and notes its length.
     fn add_run(&mut self, run: &Range<u32>) {
-        let len = run.end - run.start;
-        self.runs[(run.start / self.per) as usize] |= bit(len);
-        (1..).zip(&mut self.fits).for_each(|(most, fits)| *fits += u64::from(len / most));
+        let extent = (run.start / self.per) as usize;
+        self.runs[extent] |= bit(run.len() as u32);
+        let lens = (1..).zip(&mut self.fits).zip(&mut self.firsts);
+        for ((len, fits), first) in lens.take_while(|((len, _), _)| *len <= run.len()) {
+            *fits += (run.len() / len) as u64;
+            *first = extent.min(*first);
+        }
     }
 
     /// Counts the room of a run no longer.
     fn end_run(&mut self, run: &Range<u32>) {
-        let len = run.end - run.start;
-        (1..).zip(&mut self.fits).for_each(|(most, fits)| *fits -= u64::from(len / most));
+        (1..).zip(&mut self.fits).for_each(|(len, fits)| *fits -= (run.len() / len) as u64);
     }
 
     /// Takes free pages for a unit of `len` pages, which are not held yet.
@@ -209,31 +213,38 @@ impl Store {
         let unit = run.start..run.start + len as u32;
         let extent = unit.start / self.per;
         self.end_run(&run);
-        self.runs[extent as usize] = bits(pages.free_runs(extent).filter(|other| *other != run));
+        let others = pages.free_runs(extent).filter(|other| *other != run);
+        self.runs[extent as usize] = others.fold(0, |bits, run| bits | bit(run.len() as u32));
         if unit.end < run.end {
             self.add_run(&(unit.end..run.end));
         }
         self.busy[extent as usize] += len as u16;
         self.used += len as u64;
-        self.cursors[len - 1] = extent;
         pages.begin_unit(unit.start);
         Some(unit)
     }
 
-    /// Finds a run of at least `len` pages, and mostly of no more.
+    /// Finds a run of at least `len` pages, and mostly of no more, in one of the first extents.
     fn find(&mut self, len: usize, pages: &Pages) -> Option<Range<u32>> {
         if self.fits[len - 1] == 0 {
             return None;
         }
         let (exact, enough) = (bit(len as u32), !(bit(len as u32) - 1));
         let (mut found, mut longer) = (None, 0);
-        let cursor = self.cursors[len - 1] as usize;
-        for extent in (cursor..self.runs.len()).chain(0..cursor) {
+        for extent in self.firsts[len - 1]..self.runs.len() {
             let wanted = if found.is_none() { enough } else { exact };
             if self.runs[extent] & wanted > 0 {
-                let runs = || pages.free_runs(extent as u32);
-                self.runs[extent] = bits(runs());
-                let best = runs().filter(|run| run.len() >= len).min_by_key(Range::len);
+                let (mut bits, mut best) = (0, None::<Range<u32>>);
+                for run in pages.free_runs(extent as u32) {
+                    bits |= bit(run.len() as u32);
+                    if run.len() >= len && best.as_ref().is_none_or(|best| run.len() < best.len()) {
+                        best = Some(run);
+                    }
+                }
+                self.runs[extent] = bits;
+                if found.is_none() {
+                    self.firsts[len - 1] = extent;
+                }
                 if best.as_ref().is_some_and(|run| run.len() == len) {
                     return best;
                 }
@@ -508,11 +519,6 @@ fn bit(len: u32) -> u8 {
         0 => 0,
         len => 1 << (len.min(UNIT_PAGES_MAX as u32) - 1),
     }
-}
-
-/// The bits for some runs.
-fn bits(runs: impl Iterator<Item = Range<u32>>) -> u8 {
-    runs.fold(0, |bits, run| bits | bit(run.len() as u32))
 }
 
 /// The number of pages of payloads of these lengths in one unit: uncompressed ones first, each on a

@@ -156,6 +156,8 @@ fn room_is_counted_and_found_and_units_are_told_apart_whatever_came_before() {
         }
         let counted: Vec<u64> = (1..=UNIT_PAGES_MAX).map(|len| store.room_for(len)).collect();
         assert_eq!(counted, room(&store, &pages), "turn {turn}");
+        let free = (0..7).flat_map(|extent| pages.free_runs(extent)).flatten();
+        assert!(free.eq((0..pages.len()).filter(|&page| pages.uses(page) == 0)), "turn {turn}");
         assert_eq!(store.used_pages(), units.iter().map(|unit| unit.len() as u64).sum());
         for unit in &units {
             unit.clone().for_each(|page| assert_eq!(pages.unit(page), *unit, "turn {turn}"));
