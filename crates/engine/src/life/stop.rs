@@ -81,6 +81,7 @@ impl Life {
                 // Without room for the record, the log ends as it is.
                 if said || cache.log.free() <= 1 && cache.log.is_idle() {
                     cache.log.builder().clear();
+                    cache.log.end();
                     self.stop_step = StopStep::LastRecord;
                     // The last free segment stays open: the next start continues in it.
                     if cache.log.free() > 0 {

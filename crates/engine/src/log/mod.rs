@@ -176,6 +176,8 @@ pub struct Log {
     /// Reads of blocks whose record is still being written.
     read_waiters: Vec<(Id, Key)>,
     leaving: Leaving,
+    /// Whether the last record before a stop is closed.
+    has_ended: bool,
     /// Since when the record being built waits for a client's write to share it.
     held_since: Option<Instant>,
 }
@@ -210,6 +212,7 @@ impl Log {
             failed: Vec::new(),
             read_waiters: Vec::new(),
             leaving: Leaving::default(),
+            has_ended: false,
             held_since: None,
         }
     }
@@ -314,6 +317,16 @@ impl Log {
     /// The number of segments that become free when a record is durable or a read has ended.
     pub fn freeing(&self) -> u64 {
         self.freeing.len() as u64
+    }
+
+    /// Notes that the last record before a stop is closed.
+    pub fn end(&mut self) {
+        self.has_ended = true;
+    }
+
+    /// Whether nothing may be put into the log any more.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
     }
 
     /// Whether at most one segment is free. The last one is reserved for the record that frees
