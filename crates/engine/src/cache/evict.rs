@@ -9,8 +9,7 @@ use forebay_policy::{LastTouch, StoreCandidate};
 
 use crate::api::Effects;
 use crate::cache::Cache;
-use crate::contents::Place;
-use crate::contents::UNIT_PAGES_MAX;
+use crate::contents::{Place, UNIT_PAGES_MAX};
 use crate::key::Key;
 use crate::limits::{EVICT_SAMPLE, EVICTIONS_MAX};
 use crate::log::builder::Expect;
@@ -19,6 +18,7 @@ use crate::store::UNIT_BLOCKS;
 /// One part in this many of the index is kept free, by reclaiming or evicting even when there is
 /// room on the device.
 const INDEX_MARGIN: u64 = 64;
+
 /// Blocks in the cache that one sample scans.
 pub(super) const SCANNED: usize = EVICT_SAMPLE * 4;
 /// Samples without a block that no guarantee protects, before one leaves that is protected.
@@ -61,8 +61,7 @@ impl Cache {
                 let goes_on = is_for_index || lacks && self.room_left(len) < few;
                 let Some(unit) = goes_on.then(|| self.victim(len)).flatten() else { break };
                 evicted = true;
-                let pages = self.contents.pages();
-                let leaving = pages.unit(pages.of(&unit[0].1).start);
+                let leaving = self.contents.pages().unit_of(&unit[0].1);
                 self.store.note_leaving(leaving.len() as u64);
                 if !self.push_eviction(unit, fx) {
                     return;
@@ -173,7 +172,7 @@ impl Cache {
         let (pages, index) = self.contents.pages_and_index();
         for (key, place) in index.sample(random, scanned) {
             let in_store = pages.has(&place);
-            let unit = in_store.then(|| pages.unit(pages.of(&place).start));
+            let unit = in_store.then(|| pages.unit_of(&place));
             if place.dirty || self.pins.has(key) || !is_meant(self, key.volume(), unit.as_ref()) {
                 continue;
             }
@@ -202,7 +201,7 @@ impl Cache {
         if !pages.has(place) {
             return vec![(key, *place)];
         }
-        let unit = pages.unit(pages.of(place).start);
+        let unit = pages.unit_of(place);
         let near = key.0.saturating_sub(UNIT_BLOCKS - 1)..key.0 + UNIT_BLOCKS;
         let found = near.map(Key).filter_map(|key| index.get(key).map(|place| (key, place)));
         found
@@ -279,7 +278,7 @@ impl Cache {
     /// Notes a hit of the unit of a place.
     fn note_store_hit(&mut self, place: &Place) {
         let pages = self.contents.pages();
-        let start = pages.unit(pages.of(place).start).start;
+        let start = pages.unit_of(place).start;
         let last = self.policy.read_again(pages.last(start));
         pages.set_last(start, last);
     }

@@ -172,11 +172,16 @@ impl Pages {
         let of_page = |page: u32| self.of_page[page as usize];
         let longest = UNIT_PAGES_MAX as u32;
         let from = extent.start.max((page + 1).saturating_sub(longest));
-        let starts = (from..=page).rev().take_while(|&page| !of_page(page).is_free());
-        let start = starts.into_iter().find(|&page| of_page(page).begins()).unwrap_or(page);
+        let mut used = (from..=page).rev().take_while(|&page| !of_page(page).is_free());
+        let start = used.find(|&page| of_page(page).begins()).unwrap_or(page);
         let most = extent.end.min(start + longest);
         let is_other = |&page: &u32| of_page(page).is_free() || of_page(page).begins();
         start..(page + 1..most).find(is_other).unwrap_or(most)
+    }
+
+    /// The pages of the unit of a place in the store.
+    pub fn unit_of(&self, place: &Place) -> Range<u32> {
+        self.unit(self.of(place).start)
     }
 
     /// Notes for recovery that the unit of a page has `before` pages before it.

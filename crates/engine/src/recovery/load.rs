@@ -168,17 +168,16 @@ impl Start {
         let position = cache.log.position(from);
         let gone = cache.log.segment(position).seq != from;
         let is_outside = !Self::is_in_area(cache, entry);
-        if let Some(unit) = entry.stored.filter(|_| !is_outside) {
-            let segment = (cache.log.len() as u32) + unit.extent;
-            let pages = cache.contents.pages();
-            let page = pages.covered(segment, entry.offset..entry.offset).start;
-            pages.recover_unit(page, u32::from(unit.page) - 1);
-        }
         let own = match (entry.stored, entry.shared) {
             (Some(unit), _) => cache.log.len() as usize + unit.extent as usize,
             (None, Some(_)) => position,
             (None, None) => index,
         };
+        if let Some(unit) = entry.stored.filter(|_| !is_outside) {
+            let pages = cache.contents.pages();
+            let page = pages.covered(own as u32, entry.offset..entry.offset).start;
+            pages.recover_unit(page, u32::from(unit.page) - 1);
+        }
         let against = entry.base.map(|base| Place {
             segment: position as u32,
             offset: base.offset,

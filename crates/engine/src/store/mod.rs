@@ -95,8 +95,8 @@ pub struct Store {
     discard_at: Instant,
     /// After a start: the free pages of this many extents, the first ones, have not been found.
     unfound: u32,
-    /// The lengths of the runs of each extent, as bits of [`bit`]; none for unused extents. A bit
-    /// may be set in vain, after runs have become one.
+    /// The lengths of the runs of each extent, as bits of [`bit`]; none for unused extents. When
+    /// runs merge, the bits of their old lengths stay set until the extent is searched.
     runs: Vec<u8>,
     /// The number of units of each length for which there is room in these runs.
     fits: [u64; UNIT_PAGES_MAX],
@@ -193,7 +193,7 @@ impl Store {
     /// Counts the room of a run, and notes its length.
     fn add_run(&mut self, run: &Range<u32>) {
         let extent = (run.start / self.per) as usize;
-        self.runs[extent] |= bit(run.len() as u32);
+        self.runs[extent] |= bit(run.len());
         let lens = (1..).zip(&mut self.fits).zip(&mut self.firsts);
         for ((len, fits), first) in lens.take_while(|((len, _), _)| *len <= run.len()) {
             *fits += (run.len() / len) as u64;
@@ -214,7 +214,7 @@ impl Store {
         let extent = unit.start / self.per;
         self.end_run(&run);
         let others = pages.free_runs(extent).filter(|other| *other != run);
-        self.runs[extent as usize] = others.fold(0, |bits, run| bits | bit(run.len() as u32));
+        self.runs[extent as usize] = others.fold(0, |bits, run| bits | bit(run.len()));
         if unit.end < run.end {
             self.add_run(&(unit.end..run.end));
         }
@@ -229,14 +229,14 @@ impl Store {
         if self.fits[len - 1] == 0 {
             return None;
         }
-        let (exact, enough) = (bit(len as u32), !(bit(len as u32) - 1));
+        let (exact, enough) = (bit(len), !(bit(len) - 1));
         let (mut found, mut longer) = (None, 0);
         for extent in self.firsts[len - 1]..self.runs.len() {
             let wanted = if found.is_none() { enough } else { exact };
             if self.runs[extent] & wanted > 0 {
                 let (mut bits, mut best) = (0, None::<Range<u32>>);
                 for run in pages.free_runs(extent as u32) {
-                    bits |= bit(run.len() as u32);
+                    bits |= bit(run.len());
                     if run.len() >= len && best.as_ref().is_none_or(|best| run.len() < best.len()) {
                         best = Some(run);
                     }
@@ -514,11 +514,8 @@ impl Store {
 }
 
 /// The bit for runs of a length, in pages. From the length of the longest unit on, they share one.
-fn bit(len: u32) -> u8 {
-    match len {
-        0 => 0,
-        len => 1 << (len.min(UNIT_PAGES_MAX as u32) - 1),
-    }
+fn bit(len: usize) -> u8 {
+    1 << (len.min(UNIT_PAGES_MAX) - 1)
 }
 
 /// The number of pages of payloads of these lengths in one unit: uncompressed ones first, each on a
