@@ -42,7 +42,9 @@ proof: ## search for mistakes for hours: models, Miri, crashes, planted bugs, an
 
 lint: ## run the checks that need no test run: format, clippy, layers, style
 	cargo fmt --all --check
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo clippy --locked --manifest-path fuzz/Cargo.toml --all-targets -- -D warnings
 	cargo xtask layers
 	cargo xtask style
 

@@ -4,7 +4,7 @@
 
 use forebay_block::VolumeId;
 use forebay_format::{
-    Entry, EntryKind, FOOTER_TRAILER_BYTES, Footer, Lsn, SegmentSeq, StoreSlot, decode_footer,
+    Entry, EntryKind, FOOTER_TRAILER_BYTES, Footer, Lsn, SegmentSeq, StoreUnit, decode_footer,
     decode_footer_trailer, encode_footer, footer_bytes,
 };
 use forebay_fuzz::{change, reseal};
@@ -24,7 +24,7 @@ fn sound(count: usize) -> Vec<u8> {
             crc: 0,
             shared: (i % 3 == 0).then_some(i as u16),
             base: None,
-            stored: (i % 3 == 1).then_some(StoreSlot { extent: i as u32, pages: 4 }),
+            stored: (i % 3 == 1).then_some(StoreUnit { extent: i as u32, page: 4 }),
         })
         .collect();
     let footer = Footer {

@@ -5,7 +5,7 @@
 use forebay_block::VolumeId;
 use forebay_format::{
     ENTRY_BYTES, Entry, EntryKind, Lsn, NamedBase, PAGE, RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES,
-    RecordHeader, SegmentSeq, StoreSlot, decode_record, encode_record,
+    RecordHeader, SegmentSeq, StoreUnit, decode_record, encode_record,
 };
 use forebay_fuzz::{change, reseal};
 use libfuzzer_sys::fuzz_target;
@@ -41,7 +41,7 @@ fn sound(entries: usize) -> Vec<u8> {
             let (dirty, first, count) = (true, false, 1);
             let base = (kind == EntryKind::Similar).then_some(named);
             let in_store = kind == EntryKind::Lz4 && offset == 16;
-            let stored = in_store.then_some(StoreSlot { extent: 3, pages: 2 });
+            let stored = in_store.then_some(StoreUnit { extent: 3, page: 2 });
             Entry {
                 volume,
                 block,

@@ -3,9 +3,7 @@
 //! the length that it claims.
 #![no_main]
 
-use forebay_block::{
-    Answer, BufPool, Endpoint, ErrorKind, IoOp, Parts, Responder, Step, VolumeId,
-};
+use forebay_block::{Answer, BufPool, Endpoint, ErrorKind, IoOp, Parts, Responder, Step, VolumeId};
 use forebay_frontend_fuse::{FuseServer, Owner, REQUEST_BYTES, SharedFile, negotiate};
 use forebay_fuse_wire::{Entry, HEAD_BYTES, Message, split};
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
