@@ -80,7 +80,6 @@ impl Life {
                         && cache.close_record(fx);
                 // Without room for the record, the log ends as it is.
                 if said || cache.log.free() <= 1 && cache.log.is_idle() {
-                    cache.log.builder().clear();
                     cache.log.end();
                     self.stop_step = StopStep::LastRecord;
                     // The last free segment stays open: the next start continues in it.

@@ -71,8 +71,13 @@ pub struct Record {
 }
 
 impl Log {
-    /// Closes the record being built and places it.
+    /// Closes the record being built and places it. After the last record before a stop it is
+    /// dropped: it would be written after the last flush.
     pub fn close(&mut self, cx: &mut Closing<'_>) -> Closed {
+        if self.has_ended {
+            assert!(self.builder.waiters.is_empty(), "requests are answered before the end");
+            self.builder.clear();
+        }
         if self.builder.is_empty() {
             return Closed::Empty;
         }

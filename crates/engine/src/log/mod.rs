@@ -319,14 +319,11 @@ impl Log {
         self.freeing.len() as u64
     }
 
-    /// Notes that the last record before a stop is closed.
+    /// Ends the log: the last record before a stop is closed. Entries that come later are dropped:
+    /// copies and mappings, which no request waits for.
     pub fn end(&mut self) {
+        self.builder.clear();
         self.has_ended = true;
-    }
-
-    /// Whether nothing may be put into the log any more.
-    pub fn has_ended(&self) -> bool {
-        self.has_ended
     }
 
     /// Whether at most one segment is free. The last one is reserved for the record that frees

@@ -57,9 +57,6 @@ impl Reclaim {
         error: Option<&IoError>,
         fx: &mut Effects,
     ) {
-        if self.ends(&mut cache.log) {
-            return;
-        }
         let Some(job) = self.job_mut() else { return };
         job.rebasing -= 1;
         let now = cache.contents.same_version(item.key, &item.place);
@@ -147,9 +144,6 @@ impl Reclaim {
         done: &Completion,
         fx: &mut Effects,
     ) {
-        if self.ends(&mut cache.log) {
-            return;
-        }
         let Some(job) = self.job_mut() else { return };
         job.reading = false;
         if done.result.is_err() {
@@ -314,9 +308,6 @@ impl Reclaim {
 
     /// Takes back a copy after the read of its similar block has ended.
     pub fn similar_sought(&mut self, cache: &mut Cache, copy: Copied, fx: &mut Effects) {
-        if self.ends(&mut cache.log) {
-            return;
-        }
         let Some(job) = self.job_mut() else { return };
         job.seeking -= 1;
         job.to_copy.push_front(copy);

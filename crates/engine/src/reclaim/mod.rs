@@ -176,16 +176,6 @@ impl Reclaim {
         self.enter(log, State::Idle);
     }
 
-    /// Ends reclaiming if the log has ended: what a read would put into it might be written after
-    /// the last flush. Returns whether it has.
-    fn ends(&mut self, log: &mut Log) -> bool {
-        let ends = log.has_ended();
-        if ends {
-            self.give_up(log);
-        }
-        ends
-    }
-
     /// Starts over with the oldest segment, not before `at`.
     fn begin_again(&mut self, log: &mut Log, at: Instant) {
         self.enter(log, State::Idle);
@@ -409,9 +399,6 @@ impl Reclaim {
     /// Takes the footer of the segment, and begins to sort its blocks.
     pub fn footer_read(&mut self, cache: &mut Cache, done: &Completion, fx: &mut Effects) {
         let State::Scanning(seq) = self.state else { return };
-        if self.ends(&mut cache.log) {
-            return;
-        }
         if done.result.is_err() {
             return self.later(cache);
         }

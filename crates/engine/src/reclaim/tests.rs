@@ -411,25 +411,6 @@ fn reads_that_end_after_the_device_has_failed_change_nothing() {
     assert_eq!(bed.rooms.log.leaving(), None);
 }
 
-/// A read of reclaim may be in flight when the last record before a stop is closed. What it would
-/// put into the log would be written after the last flush: found by the simulator, seed 100100098.
-#[test]
-fn reads_that_end_after_the_last_record_put_nothing_into_the_log() {
-    for copies_are_read in [false, true] {
-        let mut bed = Bed::with(&[1], &[2], 3);
-        let mut read = bed.read();
-        if copies_are_read {
-            bed.end(read, Ok(()));
-            read = bed.read();
-        }
-        bed.rooms.log.end();
-        bed.end(read, Ok(()));
-        let ios = bed.rooms.fx.ios.is_empty();
-        assert!(ios && bed.rooms.log.builder_ref().is_empty(), "{copies_are_read}");
-        assert!(!bed.reclaim.is_busy() && bed.is_cached(1));
-    }
-}
-
 #[test]
 fn the_log_knows_which_segment_leaves_and_what_its_copies_need() {
     let mut bed = Bed::with(&[1, 2], &[], 3);
