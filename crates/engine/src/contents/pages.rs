@@ -241,6 +241,14 @@ impl Pages {
         }
     }
 
+    /// Lets the pages of a place that was found in the log count as freed, if nothing uses them: the
+    /// record that ended the use may not be durable.
+    pub fn free_later(&mut self, place: &Place) {
+        let pages = self.of(place);
+        self.hold(pages.clone());
+        self.release(pages);
+    }
+
     /// Ends a use of a page; returns whether it was the last.
     fn end_use(&mut self, page: u32) -> bool {
         let of_page = &mut self.of_page[page as usize];

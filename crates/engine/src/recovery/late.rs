@@ -4,7 +4,7 @@
 //! - All of these blocks are clean. Until the last entry is applied they count as not cached, since
 //!   the index may have an old version of one.
 //! - The entries of a block that a client has changed in the meantime are skipped: the log has a
-//!   newer entry.
+//!   newer entry. While that is not durable, the pages of the store that they name are not free.
 //! - Nothing is removed from the log or the store until the end, and nothing is moved: which pages
 //!   of the store are free is not known before.
 //! - The absence of a block from the index does not mean that the log has no entry of it. So a

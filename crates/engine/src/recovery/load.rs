@@ -204,6 +204,10 @@ impl Start {
                 None => cache.contents.is_settled(key),
             };
             if is_skipped {
+                // The newer version may not be durable: until it is, a crash brings this one back.
+                if pass.is_none() && cache.contents.is_in_store(&place) && !is_outside {
+                    cache.contents.pages().free_later(&place);
+                }
                 continue;
             }
             // The block's base, or the payload that it shares, has left the log. So the block was
