@@ -416,6 +416,9 @@ impl Engine {
                 }
             }
             Reader::Destage(id) => self.destaging.read_back(&mut self.cache, id, read, done, fx),
+            Reader::Filling(start, since) => {
+                Destaging::checked(&mut self.cache, start, since, read, done, fx);
+            }
             Reader::Compare(item) => self.compare.read(&mut self.cache, item, read, done, fx),
             Reader::Similar(seek) => {
                 let copy = self.cache.form.end_seek(seek, read, done);

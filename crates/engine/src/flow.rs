@@ -13,17 +13,30 @@ use forebay_block::{BLOCK_SIZE, Instant};
 use forebay_policy::{DestagePacer, DrainRate, RateBound, WriteThrottle};
 
 use crate::api::Pace;
+use crate::contents::Stored;
 use crate::key::Key;
 use crate::slab::Id;
 
 /// A stripe of the primary that is being filled.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Filling {
     /// Its first block.
     pub start: Key,
-    /// When its clean blocks were made dirty, and their number.
+    /// Since when it is being filled.
     pub since: Instant,
-    pub blocks: u64,
+    /// The blocks of it that were clean.
+    pub holes: Vec<Stored>,
+    /// The reads that check these blocks and have not ended. After the last one they are dirty.
+    pub reads: u32,
+    /// Whether one of them is not as it was written.
+    pub bad: bool,
+}
+
+impl Filling {
+    /// The number of blocks that were made dirty.
+    pub fn filled(&self) -> u64 {
+        if self.reads > 0 { 0 } else { self.holes.len() as u64 }
+    }
 }
 
 /// The flow of one volume.
@@ -95,7 +108,7 @@ impl Flow {
 
     /// Gives up filling stripes: what was made dirty for them is destaged as any other block.
     pub fn stop_filling(&mut self) {
-        let blocks: u64 = self.filling.drain(..).map(|filling| filling.blocks).sum();
+        let blocks: u64 = self.filling.drain(..).map(|filling| filling.filled()).sum();
         self.filled_blocks -= blocks;
     }
 

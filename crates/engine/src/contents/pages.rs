@@ -241,8 +241,8 @@ impl Pages {
         }
     }
 
-    /// Lets the pages of a place that was found in the log count as freed, if nothing uses them: the
-    /// record that ended the use may not be durable.
+    /// Lets the pages of a place that was found in the log count as freed, if nothing uses them:
+    /// the record that ended the use may not be durable.
     pub fn free_later(&mut self, place: &Place) {
         let pages = self.of(place);
         self.hold(pages.clone());

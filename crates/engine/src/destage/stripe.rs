@@ -6,21 +6,29 @@
 //! They become dirty in the log, and durably so, before the write begins: a power failure may leave
 //! anything where a write was under way, so after it the cache must know that the primary may lack
 //! these blocks. Only blocks of the store are made dirty, since that takes an entry and no payload.
+//! They are read and checked first: of a clean block that has become corrupt the primary has the
+//! right bytes, and must not be thought to lack them.
 
 use std::time::Duration;
 
-use forebay_block::{BLOCK_SIZE, STRIPE_BLOCKS, VolumeId};
+use forebay_block::{BLOCK_SIZE, Completion, Instant, STRIPE_BLOCKS, VolumeId};
+use forebay_codec::crc32c;
+use forebay_format::PAGE;
 
 use crate::api::{DestageReason, Effects, Health};
 use crate::cache::Cache;
-use crate::contents::Place;
+use crate::contents::{Place, Stored};
 use crate::destage::Destaging;
 use crate::flow::Filling;
 use crate::key::Key;
+use crate::limits::SEGMENT_READ_MAX;
+use crate::log::read::{Near, Reader, SegmentRead};
 
 /// Limit on the stripes of a volume that wait until their blocks are durably dirty: bounds the
 /// dirty blocks that are in addition to those of clients.
 const FILLING_MAX: usize = 8;
+/// Unneeded bytes that are read in order to avoid a second read.
+const CHECK_GAP: u32 = PAGE as u32;
 /// Time after which a stripe that could not be filled is written in parts.
 const FILLING_TIME: Duration = Duration::from_millis(200);
 /// The share of a volume's dirty limit that may be dirty in addition, to fill stripes.
@@ -41,12 +49,17 @@ impl Destaging {
         fx: &mut Effects,
     ) -> bool {
         let flow = &cache.volume(volume).flow;
-        let Some(&Filling { start, since, blocks }) = flow.filling.front() else { return false };
+        let Some(filling) = flow.filling.front() else { return false };
+        let &Filling { start, since, reads, .. } = filling;
+        let blocks = filling.filled();
         let unit = cache.contents.dirty().unit_of(volume);
         let keys = (start.0..start.0 + unit).map(Key);
         let dirty: Vec<Key> = keys.filter(|&key| cache.contents.dirty().contains(key)).collect();
         let waits = dirty.iter().copied().find(|&key| Self::may_destage(cache, key).is_none());
         let is_new = cache.now.since(since) < FILLING_TIME;
+        if reads > 0 && is_new {
+            return false;
+        }
         if let Some(key) = waits.filter(|_| is_new) {
             if let Some(place) = cache.contents.get(key) {
                 Self::want_block_durable(cache, key, &place);
@@ -63,9 +76,9 @@ impl Destaging {
         true
     }
 
-    /// Makes the clean blocks dirty that lie in the same full stripe of the primary as a dirty one,
-    /// if that is worth it and the cache has all of them. Returns the end of the stripe if it is
-    /// being filled.
+    /// Begins to make the clean blocks dirty that lie in the same full stripe of the primary as a
+    /// dirty one, if that is worth it and the cache has all of them. Returns the end of the stripe
+    /// if it is being filled.
     pub(super) fn fill(
         cache: &mut Cache,
         key: Key,
@@ -74,7 +87,12 @@ impl Destaging {
     ) -> Option<Key> {
         let volume = key.volume();
         let unit = cache.contents.dirty().unit_of(volume);
-        if unit <= 1 || !Self::may_fill(cache, volume, reason) {
+        // Not where somebody waits.
+        let in_turn = matches!(
+            reason,
+            DestageReason::Age | DestageReason::Level | DestageReason::Idle | DestageReason::Drain
+        );
+        if unit <= 1 || !in_turn || !Self::may_fill(cache, volume) {
             return None;
         }
         let start = Key(key.0 - key.0 % unit);
@@ -84,38 +102,90 @@ impl Destaging {
             return Some(end);
         }
         let holes = Self::holes(cache, start, unit)?;
-        let blocks = holes.len() as u64;
-        let filled = cache.volume(volume).flow.filled_blocks + blocks;
-        let most = cache.limit_of(volume) / FILLED_ONE_IN;
-        if filled > most || cache.contents.dirty().blocks() + blocks > cache.dirty_max() {
+        let item = |&key: &Key| Some(Stored { key, place: Self::fills_with(cache, key)? });
+        let holes = holes.iter().map(item).collect::<Option<Vec<Stored>>>()?;
+        let flow = &cache.volume(volume).flow;
+        let checking = flow.filling.iter().map(|other| other.holes.len() as u64 - other.filled());
+        if !Self::may_be_dirty(cache, volume, checking.sum::<u64>() + holes.len() as u64) {
             return None;
         }
-        let places: Option<Vec<Place>> =
-            holes.iter().map(|&key| Self::fills_with(cache, key)).collect();
-        for (&key, place) in holes.iter().zip(places?) {
-            if !cache.push_dirtied(fx, key, place) {
-                return None;
-            }
-        }
-        cache.close_record(fx);
-        let since = cache.now;
-        let state = cache.volume_mut(volume);
-        state.stats.stripe_filled_blocks += blocks;
-        state.flow.filled_blocks += blocks;
-        state.flow.filling.push_back(Filling { start, since, blocks });
+        let (since, bad) = (cache.now, false);
+        let near = Near::Pages(CHECK_GAP, SEGMENT_READ_MAX as u32);
+        let reads = SegmentRead::all(Reader::Filling(start, since), near, holes.clone());
+        let reads: Vec<SegmentRead> = reads.collect();
+        let filling = Filling { start, since, holes, reads: reads.len() as u32, bad };
+        cache.volume_mut(volume).flow.filling.push_back(filling);
+        reads.into_iter().for_each(|read| cache.read_payloads(read, fx));
         Some(end)
     }
 
-    /// Whether stripes of a volume that is destaged for `reason` are filled: not where the primary
-    /// or the cache is in doubt, or somebody waits.
-    fn may_fill(cache: &Cache, volume: VolumeId, reason: DestageReason) -> bool {
+    /// Whether so many more blocks of a volume may be dirty, to fill stripes.
+    fn may_be_dirty(cache: &Cache, volume: VolumeId, blocks: u64) -> bool {
+        let filled = cache.volume(volume).flow.filled_blocks + blocks;
+        let most = cache.limit_of(volume) / FILLED_ONE_IN;
+        filled <= most && cache.contents.dirty().blocks() + blocks <= cache.dirty_max()
+    }
+
+    /// Takes clean blocks that were read to check them. After the last of a stripe they become
+    /// dirty, or the stripe is not filled.
+    pub fn checked(
+        cache: &mut Cache,
+        start: Key,
+        since: Instant,
+        read: &SegmentRead,
+        done: &Completion,
+        fx: &mut Effects,
+    ) {
+        let mut bad = false;
+        for item in &read.items {
+            let is_right = |bytes: &[u8]| crc32c(bytes) == item.place.crc;
+            if read.payload(done, item).is_some_and(is_right) {
+                continue;
+            }
+            bad = true;
+            if done.result.is_ok() && Self::still_fills(cache, item) {
+                cache.note_corrupt_clean(item.key);
+                cache.contents.drop(item.key, &mut cache.ram);
+            }
+        }
+        let volume = start.volume();
+        let mut all = cache.volume_mut(volume).flow.filling.iter_mut();
+        let is_it = |one: &Filling| (one.start, one.since) == (start, since);
+        let Some((at, filling)) = all.by_ref().enumerate().find(|(_, one)| is_it(one)) else {
+            return;
+        };
+        filling.bad |= bad;
+        filling.reads -= 1;
+        if filling.reads > 0 {
+            return;
+        }
+        let (bad, holes) = (filling.bad, filling.holes.clone());
+        if bad || !Self::dirty_all(cache, volume, &holes, fx) {
+            cache.volume_mut(volume).flow.filling.remove(at);
+        } else {
+            let state = cache.volume_mut(volume);
+            state.stats.stripe_filled_blocks += holes.len() as u64;
+            state.flow.filled_blocks += holes.len() as u64;
+        }
+    }
+
+    /// Makes clean blocks dirty, unless something has changed. Returns false if one is not dirty.
+    fn dirty_all(cache: &mut Cache, volume: VolumeId, holes: &[Stored], fx: &mut Effects) -> bool {
+        let blocks = holes.len() as u64;
+        let may = Self::may_fill(cache, volume)
+            && Self::may_be_dirty(cache, volume, blocks)
+            && holes.iter().all(|hole| Self::still_fills(cache, hole));
+        let dirty = may && holes.iter().all(|hole| cache.push_dirtied(fx, hole.key, hole.place));
+        if dirty {
+            cache.close_record(fx);
+        }
+        dirty
+    }
+
+    /// Whether stripes of a volume are filled: not where the primary or the cache is in doubt.
+    fn may_fill(cache: &Cache, volume: VolumeId) -> bool {
         let state = cache.volume(volume);
-        let in_turn = matches!(
-            reason,
-            DestageReason::Age | DestageReason::Level | DestageReason::Idle | DestageReason::Drain
-        );
-        in_turn
-            && cache.health() == Health::Good
+        cache.health() == Health::Good
             && cache.has_client_space()
             && !cache.contents.is_loading()
             && !state.config.suspect
@@ -143,6 +213,12 @@ impl Destaging {
         let runs = within.filter(begins).count();
         let is_worth_it = holes.len() as u64 * 2 <= count || config.rotational && runs > 1;
         (!holes.is_empty() && is_worth_it).then_some(holes)
+    }
+
+    /// Whether a clean block can be made dirty, and is the same version as it was.
+    fn still_fills(cache: &Cache, hole: &Stored) -> bool {
+        let place = Self::fills_with(cache, hole.key);
+        place.is_some_and(|place| place.is_same_version(&hole.place))
     }
 
     /// The place of a clean block that can be made dirty.

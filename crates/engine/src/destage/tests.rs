@@ -4,6 +4,7 @@ use forebay_block::ErrorKind;
 
 use super::*;
 use crate::api::{Mode, Pace, Part};
+use crate::log::read::Reader;
 use crate::testing::VOLUME;
 use crate::testing::rooms::{BLOCK, PRIMARY, Rooms, content, key};
 
@@ -33,11 +34,14 @@ impl Bed {
         match sent.ticket {
             Ticket::DestageWrite(id) => self.destaging.written(cache, id, done),
             Ticket::Payloads(read) => {
-                cache.log.end_read(&read);
-                let crate::log::read::Reader::Destage(id) = read.reader else {
-                    panic!("{:?}", read.reader);
-                };
-                self.destaging.read_back(cache, id, &read, &done, fx);
+                cache.end_read(&read);
+                match read.reader {
+                    Reader::Destage(id) => self.destaging.read_back(cache, id, &read, &done, fx),
+                    Reader::Filling(start, since) => {
+                        Destaging::checked(cache, start, since, &read, &done, fx);
+                    }
+                    other => panic!("{other:?}"),
+                }
             }
             other => panic!("{other:?}"),
         }
@@ -593,6 +597,50 @@ fn a_stripe_is_not_filled_where_something_is_in_doubt() {
     let mut bed = striped(&[1], &[0, 3], true);
     bed.rooms.clean([2]);
     assert_eq!(blocks(&sent_in_stripes(&mut bed)), runs, "a block is in the log");
+}
+
+/// The primary has its bytes, and must not be thought to lack them.
+#[test]
+fn a_clean_block_that_has_become_corrupt_fills_no_stripe() {
+    let mut bed = striped(&[1, 2], &[0, 3], true);
+    bed.rooms.spoil(2);
+    assert_eq!(blocks(&sent_in_stripes(&mut bed)), [(0, 1), (3, 1)]);
+    assert!(bed.rooms.contents.get(key(2)).is_none() && bed.rooms.contents.fenced().is_empty());
+    assert_eq!((bed.state(1), bed.rooms.contents.check()), ((false, false), Ok(())));
+    let stats = &bed.rooms.volume_mut(VOLUME).stats;
+    assert_eq!((stats.corrupt_clean, stats.stripe_filled_blocks), (1, 0));
+    assert_eq!(bed.rooms.volume(VOLUME).flow.filled_blocks, 0);
+}
+
+/// A bed in which a stripe is being filled, with the reads that check its clean blocks.
+fn checking() -> (Bed, Vec<(Target, Io)>) {
+    let mut bed = striped(&[1, 2], &[0, 3], true);
+    // Parts of a stripe are left once.
+    bed.pump();
+    bed.pump();
+    let reads = bed.rooms.sent();
+    assert!(!reads.is_empty() && reads.iter().all(|(target, _)| *target == Target::Cache));
+    (bed, reads)
+}
+
+#[test]
+fn a_block_that_changes_or_cannot_be_read_fills_no_stripe() {
+    let (mut bed, reads) = checking();
+    reads.into_iter().for_each(|read| bed.end(read, Err(ErrorKind::Media.into())));
+    assert_eq!((bed.state(1), bed.state(2)), ((false, false), (false, false)));
+    assert!(bed.rooms.contents.get(key(2)).is_some());
+
+    let (mut bed, reads) = checking();
+    bed.rooms.dirty_durable([2]);
+    reads.into_iter().for_each(|read| bed.end(read, Ok(())));
+    assert_eq!((bed.state(1), bed.state(2)), ((false, false), (true, false)));
+
+    let (mut bed, reads) = checking();
+    bed.wait(Duration::from_millis(300));
+    assert_eq!(blocks(&bed.writes()), [(0, 1), (3, 1)], "the device is slow");
+    reads.into_iter().for_each(|read| bed.end(read, Ok(())));
+    assert_eq!((bed.state(1), bed.state(2)), ((false, false), (false, false)));
+    assert_eq!(bed.rooms.contents.check(), Ok(()));
 }
 
 #[test]

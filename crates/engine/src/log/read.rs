@@ -3,9 +3,10 @@
 
 use std::ops::Range;
 
-use forebay_block::Completion;
+use forebay_block::{Completion, Instant};
 
 use crate::contents::{Place, Stored};
+use crate::key::Key;
 use crate::log::Log;
 use crate::slab::Id;
 
@@ -18,6 +19,8 @@ pub enum Reader {
     Associate(Id, usize),
     /// A destage.
     Destage(Id),
+    /// A stripe of the primary that is being filled, by its first block, since this time.
+    Filling(Key, Instant),
     /// The comparison with a primary; the number is the block's index in the round.
     Compare(usize),
     /// A copy that may be stored against a similar block.
@@ -149,7 +152,6 @@ mod tests {
     use forebay_format::{EntryKind, PAGE};
 
     use super::*;
-    use crate::key::Key;
 
     const PAGE_BYTES: u32 = PAGE as u32;
 
