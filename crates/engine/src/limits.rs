@@ -20,9 +20,9 @@ pub const RECLAIM_RESERVE: u64 = 2;
 pub const SEGMENTS_MIN: u64 = 8;
 /// Attempts for a write of the cache device, in the same place, before the device counts as failed.
 pub const WRITE_TRIES: u32 = 3;
-/// Reads of primaries in flight above which only the requested blocks are read: bounds memory,
-/// since each read around a miss takes 64 KiB.
-pub const READS_AROUND_MAX: usize = 64;
+/// Blocks that reads of primaries in flight bring, above which only the requested blocks are read:
+/// bounds memory to 8 MiB.
+pub const BLOCKS_AROUND_MAX: u64 = 2048;
 /// Bytes of payloads that were read for copying and wait for room in the log.
 pub const COPY_BYTES_MAX: usize = 1 << 20;
 /// Bytes of the longest single read of a segment during copying and recovery.

@@ -33,7 +33,7 @@ impl World {
     }
 
     fn with(latency: Duration, config: ShardConfig) -> Self {
-        let mut devices = Devices::new(AREA, 0);
+        let mut devices = Devices::new(config.area.len, 0);
         devices.primary = (0..SIZE).map(|at| pattern(at / BLOCK)).collect();
         let harness = Harness::start(config, devices);
         Self { harness, latency, bad: None, reads: Vec::new() }
@@ -120,6 +120,19 @@ fn a_miss_brings_its_neighbours_from_a_slow_primary() {
     let mut world = World::after_misses(SSD);
     world.read(100, 2).unwrap();
     assert_eq!(world.reads, [(100, 2)]);
+}
+
+#[test]
+fn a_primary_that_takes_the_same_time_for_more_is_asked_for_more() {
+    let mut world = World::with(DISK, config(64 << 20, SIZE));
+    for block in (0..4000).step_by(16) {
+        world.read(block, 1).unwrap();
+    }
+    let of = |count| move |&&(_, found): &&(u64, u64)| found == count;
+    let mut reads = world.reads.iter().skip_while(of(1));
+    let usual = reads.by_ref().take_while(of(16)).count();
+    assert!((180..210).contains(&usual), "{usual}");
+    assert!(reads.count() > 10 && world.reads.iter().rev().take(10).all(|read| of(32)(&read)));
 }
 
 #[test]

@@ -12,9 +12,8 @@ use std::time::Duration;
 
 use forebay_block::{BlockRange, Instant};
 
-/// Blocks of an aligned chunk, the unit of read-around: the unit that arrays usually put on one
-/// disk.
-const CHUNK_BLOCKS: u64 = 16;
+use crate::chunk::Chunk;
+
 /// Time per request from which a primary counts as slow. For comparison: 64 KiB more take a disk
 /// 0.4 ms, a 10 Gbit/s network 0.05 ms.
 const SLOW: Duration = Duration::from_micros(250);
@@ -33,15 +32,19 @@ pub struct ReadAround {
     since: Instant,
     /// Average recent time per read.
     cost: Duration,
+    chunk: Chunk,
 }
 
 impl ReadAround {
-    /// Records that a read is sent to the primary.
-    pub fn begin(&mut self, now: Instant) {
+    /// Records that a read is sent to the primary; `extended` by neighbors or not.
+    pub fn begin(&mut self, now: Instant, extended: bool) {
         if self.in_flight == 0 {
             self.since = now;
         }
         self.in_flight += 1;
+        if extended {
+            self.chunk.extend();
+        }
     }
 
     /// Records that a read of the primary ended.
@@ -50,6 +53,13 @@ impl ReadAround {
         self.cost = self.cost * (MEMORY - 1) / MEMORY + took / MEMORY;
         self.in_flight -= 1;
         self.since = now;
+        self.chunk.end(took, self.in_flight);
+    }
+
+    /// Blocks of an aligned chunk, the unit of read-around.
+    #[must_use]
+    pub fn chunk(&self) -> u64 {
+        self.chunk.blocks()
     }
 
     /// Whether the primary counts as slow, so that a longer request hardly costs more.
@@ -66,14 +76,17 @@ impl ReadAround {
     }
 
     /// The blocks to read for `missed` blocks of a volume of `volume_blocks`: the missed ones, and
-    /// neighbors in the same 64 KiB chunk as far as all blocks up to them are wanted.
+    /// neighbors in the same chunk as far as all blocks up to them are wanted.
+    #[must_use]
     pub fn around(
+        &self,
         missed: BlockRange,
         volume_blocks: u64,
         is_wanted: impl Fn(u64) -> bool,
     ) -> BlockRange {
-        let start = missed.first / CHUNK_BLOCKS * CHUNK_BLOCKS;
-        let end = missed.end().next_multiple_of(CHUNK_BLOCKS).min(volume_blocks);
+        let chunk = self.chunk();
+        let start = missed.first / chunk * chunk;
+        let end = missed.end().next_multiple_of(chunk).min(volume_blocks);
         let is_wanted = |block: &u64| is_wanted(*block);
         let before = (start..missed.first).rev().take_while(is_wanted).count() as u64;
         let after = (missed.end()..end).take_while(is_wanted).count() as u64;
@@ -89,11 +102,11 @@ mod tests {
     fn after(reads: u32, service: Duration, depth: u32) -> ReadAround {
         let mut around = ReadAround::default();
         let mut now = Instant(1_000_000_000);
-        (0..depth).for_each(|_| around.begin(now));
+        (0..depth).for_each(|_| around.begin(now, false));
         for _ in 0..reads {
             now = now + service;
             around.end(now);
-            around.begin(now);
+            around.begin(now, false);
         }
         around
     }
@@ -113,7 +126,7 @@ mod tests {
         let mut around = ReadAround::default();
         for second in 1..20 {
             let start = Instant(second * 1_000_000_000);
-            (0..256).for_each(|_| around.begin(start));
+            (0..256).for_each(|_| around.begin(start, true));
             (1..=256).for_each(|n| around.end(start + Duration::from_micros(12) * n));
         }
         assert!(!around.pays());
@@ -121,9 +134,10 @@ mod tests {
 
     #[test]
     fn a_chunk_is_read_up_to_what_is_not_wanted() {
+        let reads = ReadAround::default();
         let around = |first, count, volume| {
             let range =
-                ReadAround::around(BlockRange { first, count }, volume, |block| block % 100 != 42);
+                reads.around(BlockRange { first, count }, volume, |block| block % 100 != 42);
             range.first..range.end()
         };
         assert_eq!(around(100, 1, 1000), 96..112);

@@ -11,6 +11,7 @@
 mod adaptive;
 mod around;
 mod cache_shares;
+mod chunk;
 mod counts;
 mod destage;
 mod drain;

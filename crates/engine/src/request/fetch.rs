@@ -18,7 +18,7 @@ use forebay_policy::{ReadAround, Standing};
 use crate::api::{Effects, Health, Target, Tier};
 use crate::cache::Cache;
 use crate::key::Key;
-use crate::limits::READS_AROUND_MAX;
+use crate::limits::BLOCKS_AROUND_MAX;
 use crate::request::Requests;
 use crate::slab::Id;
 use crate::ticket::Ticket;
@@ -128,7 +128,7 @@ impl Requests {
             let now = cache.now;
             let state = cache.volume_mut(volume);
             state.flow.pacer.begin_foreground();
-            state.around.begin(now);
+            state.around.begin(now, blocks.count > missed.count);
         }
         let ticket = Ticket::Fetch(id);
         cache.send(fx, Target::Primary(volume), ticket, |tag| Io::read(tag, range, buf));
@@ -139,11 +139,13 @@ impl Requests {
     /// cached or being fetched.
     fn around(&self, cache: &Cache, id: VolumeId, missed: BlockRange) -> BlockRange {
         let volume = cache.volume(id);
-        if !has_room(cache) || !volume.around.pays() || self.fetches.len() > READS_AROUND_MAX {
+        let around = &volume.around;
+        let many = self.fetching.len() as u64 + around.chunk() > BLOCKS_AROUND_MAX;
+        if !has_room(cache) || !around.pays() || many {
             return missed;
         }
         let blocks = volume.config.size.div_ceil(BLOCK_SIZE as u64);
-        ReadAround::around(missed, blocks, |block| {
+        around.around(missed, blocks, |block| {
             let key = Key::new(id, block);
             let cached = cache.ram.contains(key) || cache.contents.get(key).is_some();
             !cached && !cache.locks.is_locked(key) && !self.fetching.contains_key(&key)
