@@ -59,6 +59,8 @@ struct Link {
     /// The time of the last use, counted in uses of the set.
     at: u32,
     standing: Standing,
+    /// Whether it was touched since it entered, or as [`Recent::set_touched`] said since.
+    touched: bool,
 }
 
 /// The ends of an order.
@@ -124,6 +126,7 @@ impl Recent {
     pub fn touch(&mut self, key: u64) -> Option<u32> {
         let place = self.find(key)?;
         self.renew(place, self.links[place as usize].standing);
+        self.links[place as usize].touched = true;
         Some(place)
     }
 
@@ -147,8 +150,8 @@ impl Recent {
             self.free.pop()
         })?;
         let at = self.next_use();
-        let (newer, older) = (NONE, NONE);
-        self.links[place as usize] = Link { key, newer, older, at, standing };
+        let (newer, older, touched) = (NONE, NONE, false);
+        self.links[place as usize] = Link { key, newer, older, at, standing, touched };
         self.map.insert(key, place);
         self.link_newest(place, standing);
         Some(place)
@@ -178,6 +181,18 @@ impl Recent {
     #[must_use]
     pub fn standing_at(&self, place: u32) -> Option<Standing> {
         self.links.get(place as usize).map(|link| link.standing)
+    }
+
+    /// Whether the block at a place was touched since it entered the set, or as
+    /// [`Recent::set_touched`] said since.
+    #[must_use]
+    pub fn is_touched(&self, place: u32) -> bool {
+        self.links[place as usize].touched
+    }
+
+    /// Says whether the block at a place counts as touched.
+    pub fn set_touched(&mut self, place: u32, touched: bool) {
+        self.links[place as usize].touched = touched;
     }
 
     /// The keys around the block at `place` that became recent consecutively and in ascending
@@ -232,8 +247,8 @@ impl Recent {
 
     fn free_place(&mut self) -> Option<u32> {
         if self.free.is_empty() && self.links.len() < self.capacity {
-            let (key, newer, older, at, standing) = (0, NONE, NONE, 0, Standing::Alone);
-            self.links.push(Link { key, newer, older, at, standing });
+            let (newer, older, standing) = (NONE, NONE, Standing::Alone);
+            self.links.push(Link { key: 0, newer, older, at: 0, standing, touched: false });
             return Some(self.links.len() as u32 - 1);
         }
         self.free.pop()

@@ -54,8 +54,6 @@ pub struct Ram {
     split: Split,
     /// The frames. A raw block's frame has the number of its place.
     bytes: Vec<u8>,
-    /// By frame: whether the raw block there was read since it got its bytes.
-    was_read: Vec<bool>,
     now: Instant,
     pace: Pace,
     tries: Tries,
@@ -91,7 +89,6 @@ impl Ram {
             packed: Packed::default(),
             split: Split::new(frames, compress),
             bytes: vec![0; frames * BLOCK_SIZE],
-            was_read: vec![false; frames],
             now: Instant(0),
             pace: Pace::new(SHARE, AHEAD, TURN),
             tries: Tries::default(),
@@ -167,16 +164,13 @@ impl Ram {
     /// The raw block that loses its place next, if it was read since it got its bytes.
     pub fn oldest_read(&self) -> Option<Key> {
         let (key, place) = self.recent.oldest()?;
-        self.was_read[place as usize].then_some(Key(key))
+        self.recent.is_touched(place).then_some(Key(key))
     }
 
     /// The bytes of a block, which becomes the most recent.
     pub fn get(&mut self, key: Key) -> Option<&[u8]> {
         match self.recent.touch(key.0) {
-            Some(place) => {
-                self.was_read[place as usize] = true;
-                Some(&self.bytes[range(place)])
-            }
+            Some(place) => Some(&self.bytes[range(place)]),
             None => self.get_packed(key),
         }
     }
@@ -193,7 +187,7 @@ impl Ram {
             let place = self.recent.put(key.0, Standing::Doubled);
             let place = place.expect("a tier that compresses has raw places");
             self.bytes[range(place)].copy_from_slice(&self.decoded[..]);
-            self.was_read[place as usize] = true;
+            self.recent.set_touched(place, true);
         }
         Some(&self.decoded[..])
     }
@@ -230,7 +224,7 @@ impl Ram {
             self.recent.put(key.0, standing)
         });
         if let Some(place) = place {
-            self.was_read[place as usize] = false;
+            self.recent.set_touched(place, false);
             self.bytes[range(place)].copy_from_slice(block);
         }
     }
