@@ -372,6 +372,12 @@ impl Setup {
         self.scenario.may_end_cache() || self.also.is_some_and(Scenario::may_end_cache)
     }
 
+    /// Whether a fault may change what the cache device holds.
+    #[must_use]
+    pub fn may_spoil_cache(&self) -> bool {
+        self.may_end_cache() || self.meets(Scenario::CacheStale)
+    }
+
     /// Whether the primary alone must be complete at all times.
     #[must_use]
     pub fn is_complete(&self, volume: usize) -> bool {

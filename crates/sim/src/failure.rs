@@ -26,6 +26,8 @@ pub enum Kind {
     Error,
     /// A request failed without a fault because the cache no longer has the block's newest version.
     Corrupt,
+    /// A clean block on the cache device has other bytes than its checksum says, without a fault.
+    Rotten,
     /// A request or a start does not end.
     Stuck,
     /// Counters do not add up.
@@ -38,7 +40,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Foreign,
         Self::Stale,
         Self::Lost,
@@ -48,6 +50,7 @@ impl Kind {
         Self::Taken,
         Self::Error,
         Self::Corrupt,
+        Self::Rotten,
         Self::Stuck,
         Self::Counters,
         Self::Unsaid,

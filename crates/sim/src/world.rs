@@ -388,6 +388,15 @@ impl World {
         if let Some(why) = server.unsaid() {
             return Err(self.fail(Kind::Unsaid, why));
         }
+        // The checksum saves the client, but the bytes were overwritten too early, or named before
+        // they were durable.
+        let rotten = |event: &Told| matches!(event, Told::CleanCorrupt { .. });
+        if let Some(event) = fx.events.iter().find(|event| rotten(event))
+            && !self.setup.may_spoil_cache()
+        {
+            let what = format!("a clean block is corrupt without a fault: {event:?}");
+            return Err(self.fail(Kind::Rotten, what));
+        }
         if self.tally.events.is_multiple_of(CHECK_EVERY)
             && let Err(why) = server.check(shard)
         {
