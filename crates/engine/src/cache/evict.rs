@@ -47,7 +47,7 @@ impl Cache {
     /// length that is sought.
     pub(super) fn evict(&mut self, fx: &mut Effects) {
         let tight = self.index_is_tight();
-        let (mut evicted, mut wanted) = (false, tight);
+        let (mut evicted, mut short) = (false, false);
         // Room for a long unit is room for short ones.
         for len in (1..=UNIT_PAGES_MAX).rev() {
             let few = self.store.room_wanted(len);
@@ -56,7 +56,7 @@ impl Cache {
             let lacks = self.store.is_sought(len) && self.store.lacks_room(len, left, few);
             // Room in the store is no use to an index without room.
             let is_for_index = tight && len == 1;
-            wanted |= lacks && left == 0;
+            short |= lacks && left == 0;
             for _ in 0..EVICTIONS_MAX {
                 let goes_on = is_for_index || lacks && self.room_left(len) < few;
                 let Some(unit) = goes_on.then(|| self.victim(len)).flatten() else { break };
@@ -71,7 +71,9 @@ impl Cache {
         // What was freed since the last record waits for the next one, and there may be none.
         let freed = self.contents.pages().freed() > 0 && !self.log.builder_ref().is_empty();
         let coming = self.store.coming() > 0 || freed;
-        self.store.note_full(wanted && !evicted && !coming);
+        // Pages on their way are no use to the index; only entries not yet logged are.
+        let stuck = tight && self.log.builder_ref().is_empty();
+        self.store.note_full(!evicted && (stuck || short && !coming));
     }
 
     /// The number of units of `len` pages for which there is room, or will be.

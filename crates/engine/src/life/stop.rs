@@ -51,7 +51,8 @@ impl Life {
         }
         // Nothing is destaged any more.
         requests.give_up_leftover(cache, fx);
-        if cache.health() == Health::Good && cache.now.since(self.stop_since) >= PATIENCE {
+        // A shard that has stopped already takes part in none.
+        if cache.now.since(self.stop_since) >= PATIENCE {
             destaging.give_up_cuts(cache);
         }
         let busy = requests.len() + destaging.len() + requests.fetches() > 0

@@ -70,9 +70,14 @@ impl Requests {
         }
     }
 
+    /// Whether an operation may put entries into the log.
+    pub fn has_room(&self, cache: &Cache, id: Id) -> bool {
+        cache.has_client_space() || self.fits_reserve(cache, id)
+    }
+
     /// Whether an operation may use the reserve of reclaim: an invalidation, or the rest of a write
     /// that is partly in the log.
-    pub fn fits_reserve(&self, cache: &Cache, id: Id) -> bool {
+    fn fits_reserve(&self, cache: &Cache, id: Id) -> bool {
         cache.standing.overflows && self.is_begun(id) && cache.log.free() > RECLAIM_RESERVE
     }
 

@@ -302,7 +302,15 @@ impl Requests {
             return self.log_invalidation(cache, id, fx);
         }
         let (volume, blocks) = (write.volume, write.blocks);
+        let mut next = cache.log.next_lsn();
         while self.write(id).logged < blocks.count {
+            // The records that it has filled may have taken the room. What is in the record being
+            // built must never need the reserve.
+            let lsn = cache.log.next_lsn();
+            if lsn != next && !self.has_room(cache, id) {
+                return false;
+            }
+            next = lsn;
             if cache.form.background().in_turn() >= WRITES_TURN {
                 return false;
             }

@@ -18,8 +18,7 @@ impl Engine {
         self.requests.pump_overflow(&mut self.cache, fx);
         self.deliver(fx);
         while let Some(&op) = self.cache.log.queue().front() {
-            let has_room =
-                self.cache.has_client_space() || self.requests.fits_reserve(&self.cache, op);
+            let has_room = self.requests.has_room(&self.cache, op);
             let is_logged = has_room && self.requests.log_op(&mut self.cache, op, fx);
             if is_logged {
                 self.cache.log.queue().pop_front();
