@@ -263,7 +263,9 @@ fn a_new_cache_replaces_the_old_one_while_it_serves() {
     let mut plan = Plan::new(&["a", "b"]);
     let cache = |plan: &Plan, name: &str, size: &str, more: &str| {
         let path = plan.place.text(name);
-        format!("path = {path:?}\nsize = \"{size}\"\nwrite_cache_depth = \"1h\"\n{more}")
+        // Blocks stay dirty until they are drained.
+        let never = "write_cache_depth = \"1h\"\nidle_destage = \"0s\"";
+        format!("path = {path:?}\nsize = \"{size}\"\n{never}\n{more}")
     };
     plan.cache = cache(&plan, "cache.img", "64MiB", "");
     let server = plan.start();
