@@ -271,3 +271,24 @@ fn until_rest(harness: &mut Harness) -> Vec<Wanted> {
         all.extend(wanted);
     }
 }
+
+/// Else its last blocks could wait for a segment, and reclaim for their record: found by the
+/// simulator, seed 20063812.
+#[test]
+fn a_write_longer_than_the_free_log_leaves_the_reserve_of_reclaim() {
+    let mut harness = start(Eviction::Fifo);
+    let long = ByteRange::new(0, 120 * BLOCK);
+    harness.submit(IoOp::Write, long, &noise(1, 120 * BLOCK as usize));
+    let mut fewest = u64::MAX;
+    for _ in 0..50 {
+        for (target, io) in harness.poll() {
+            // The primary takes its time.
+            if target == Target::Cache {
+                harness.finish(target, io);
+            }
+        }
+        fewest = fewest.min(harness.stats().segments_free);
+    }
+    assert!(harness.replies.is_empty(), "the write waits for room");
+    assert_eq!(fewest, 2);
+}

@@ -442,3 +442,20 @@ fn a_device_that_takes_no_discards_gets_none() {
     assert!(rooms.sent().is_empty());
     assert_eq!(rooms.next_discard(), None);
 }
+
+/// Only the oldest segment can help. Found by the simulator, seed 100064764.
+#[test]
+fn pages_on_their_way_are_no_room_for_an_index_full_of_blocks_of_the_log() {
+    let mut rooms = rooms();
+    let Rooms { cache, fx, .. } = &mut rooms;
+    let zeros = [0; BLOCK as usize];
+    (100..1095).for_each(|block| assert!(cache.push_admitted(fx, key(block), &zeros)));
+    rooms.said();
+    rooms.clean([1]);
+    rooms.stored(&[1]);
+    rooms.dirty([1]);
+    rooms.pump();
+    assert!(rooms.index_is_tight());
+    assert!(rooms.store.coming() > 0, "the page is free when the new version is durable");
+    assert!(rooms.store.is_full());
+}
