@@ -10,7 +10,7 @@ use forebay_policy::{EvictionPolicy, RateBound, WearBudget};
 
 use crate::api::stats::Stats;
 use crate::api::{ContentLocality, Effects, Eviction, Health, Mode, ShardConfig, State, Target};
-use crate::contents::{Contents, Place};
+use crate::contents::{Contents, Place, Stored};
 use crate::contents::{SEGMENT_BYTES_MAX, SEGMENTS_MAX};
 use crate::form::Forms;
 use crate::key::Key;
@@ -191,9 +191,12 @@ impl Cache {
     pub(crate) fn read_payloads(&mut self, read: SegmentRead, fx: &mut Effects) {
         self.log.begin_read(&read);
         let (index, range) = read.place();
-        if index as u64 >= self.log.len() {
-            let pages = self.contents.pages();
-            pages.hold(pages.covered(index as u32, range.clone()));
+        // Only the pages of payloads: one between them may be free, and must stay so.
+        let pages = self.contents.pages();
+        for Stored { place, .. } in &read.items {
+            if pages.has(place) {
+                pages.hold(pages.of(place));
+            }
         }
         self.read_segment(fx, index, range.start, range.len(), Ticket::Payloads(read));
     }
@@ -201,10 +204,11 @@ impl Cache {
     /// Notes that a read of payloads has ended.
     pub(crate) fn end_read(&mut self, read: &SegmentRead) {
         self.log.end_read(read);
-        let (index, range) = read.place();
-        if index as u64 >= self.log.len() {
-            let pages = self.contents.pages();
-            pages.release(pages.covered(index as u32, range));
+        let pages = self.contents.pages();
+        for Stored { place, .. } in &read.items {
+            if pages.has(place) {
+                pages.release(pages.of(place));
+            }
         }
     }
 

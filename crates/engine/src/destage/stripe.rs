@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, Completion, Instant, STRIPE_BLOCKS, VolumeId};
 use forebay_codec::crc32c;
-use forebay_format::PAGE;
 
 use crate::api::{DestageReason, Effects, Health};
 use crate::cache::Cache;
@@ -27,8 +26,6 @@ use crate::log::read::{Near, Reader, SegmentRead};
 /// Limit on the stripes of a volume that wait until their blocks are durably dirty: bounds the
 /// dirty blocks that are in addition to those of clients.
 const FILLING_MAX: usize = 8;
-/// Unneeded bytes that are read in order to avoid a second read.
-const CHECK_GAP: u32 = PAGE as u32;
 /// Time after which a stripe that could not be filled is written in parts.
 const FILLING_TIME: Duration = Duration::from_millis(200);
 /// The share of a volume's dirty limit that may be dirty in addition, to fill stripes.
@@ -110,7 +107,7 @@ impl Destaging {
             return None;
         }
         let (since, bad) = (cache.now, false);
-        let near = Near::Pages(CHECK_GAP, SEGMENT_READ_MAX as u32);
+        let near = Near::Pages(0, SEGMENT_READ_MAX as u32);
         let reads = SegmentRead::all(Reader::Filling(start, since), near, holes.clone());
         let reads: Vec<SegmentRead> = reads.collect();
         let filling = Filling { start, since, holes, reads: reads.len() as u32, bad };

@@ -7,8 +7,9 @@ use forebay_format::{EntryKind, Lsn, PAGE, decode_record};
 use forebay_policy::{LastTouch, Touch};
 
 use crate::api::{Eviction, ShardConfig, Target};
-use crate::contents::Place;
+use crate::contents::{Place, Stored};
 use crate::form::Copied;
+use crate::log::read::{Near, Reader, SegmentRead};
 use crate::testing::rooms::{BLOCK, Rooms, content, key};
 use crate::testing::{Devices, SEGMENT, VOLUME, config};
 use crate::ticket::Ticket;
@@ -458,4 +459,29 @@ fn pages_on_their_way_are_no_room_for_an_index_full_of_blocks_of_the_log() {
     assert!(rooms.index_is_tight());
     assert!(rooms.store.coming() > 0, "the page is free when the new version is durable");
     assert!(rooms.store.is_full());
+}
+
+/// A hold on a free page would free it once more: found by the simulator, seed 80083445.
+#[test]
+fn a_read_holds_no_free_page_between_its_payloads() {
+    let mut rooms = rooms();
+    rooms.clean([1, 2, 3]);
+    [1, 2, 3].into_iter().for_each(|block| rooms.stored(&[block]));
+    rooms.dirty_durable([2]);
+    rooms.pump();
+    let items: Vec<Stored> =
+        [1, 3].map(|block| Stored { key: key(block), place: rooms.place(block) }).into();
+    let near = Near::Pages(PAGE as u32, SEGMENT);
+    let read = SegmentRead::all(Reader::Copies, near, items).next().expect("there are payloads");
+    assert_eq!(read.items.len(), 2, "it is one read");
+    let uses = |rooms: &mut Rooms| [0, 1, 2].map(|page| rooms.contents.pages().uses(page));
+    assert_eq!(uses(&mut rooms), [1, 0, 1]);
+    let Rooms { cache, fx, .. } = &mut rooms;
+    cache.read_payloads(read, fx);
+    assert_eq!(uses(&mut rooms), [2, 0, 2]);
+    let sent = rooms.only();
+    let (sent, _) = rooms.end(sent, Ok(()));
+    let Ticket::Payloads(read) = sent.ticket else { panic!("{:?}", sent.ticket) };
+    rooms.end_read(&read);
+    assert_eq!((uses(&mut rooms), rooms.contents.pages().freed()), ([1, 0, 1], 0));
 }
