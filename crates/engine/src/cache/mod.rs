@@ -10,7 +10,7 @@ use forebay_policy::{EvictionPolicy, RateBound, WearBudget};
 
 use crate::api::stats::Stats;
 use crate::api::{ContentLocality, Effects, Eviction, Health, Mode, ShardConfig, State, Target};
-use crate::contents::{Contents, Place, Stored};
+use crate::contents::{Contents, Place};
 use crate::contents::{SEGMENT_BYTES_MAX, SEGMENTS_MAX};
 use crate::form::Forms;
 use crate::key::Key;
@@ -193,11 +193,7 @@ impl Cache {
         let (index, range) = read.place();
         // Only the pages of payloads: one between them may be free, and must stay so.
         let pages = self.contents.pages();
-        for Stored { place, .. } in &read.items {
-            if pages.has(place) {
-                pages.hold(pages.of(place));
-            }
-        }
+        read.items.iter().for_each(|item| pages.hold_place(&item.place));
         self.read_segment(fx, index, range.start, range.len(), Ticket::Payloads(read));
     }
 
@@ -205,36 +201,25 @@ impl Cache {
     pub(crate) fn end_read(&mut self, read: &SegmentRead) {
         self.log.end_read(read);
         let pages = self.contents.pages();
-        for Stored { place, .. } in &read.items {
-            if pages.has(place) {
-                pages.release(pages.of(place));
-            }
-        }
+        read.items.iter().for_each(|item| pages.release_place(&item.place));
     }
 
     /// Notes that a block is on its way to its primary: its place must stay until it is there.
     pub(crate) fn begin_destaging(&mut self, place: &Place) {
         self.log.begin_destaging(place.segment);
-        if self.contents.is_in_store(place) {
-            let pages = self.contents.pages();
-            pages.hold(pages.of(place));
-        }
+        self.contents.pages().hold_place(place);
     }
 
     /// Notes that a block is no longer on its way.
     pub(crate) fn end_destaging(&mut self, place: &Place, seq: SegmentSeq) {
         self.log.end_destaging(place.segment, seq);
-        if self.contents.is_in_store(place) {
-            let pages = self.contents.pages();
-            pages.release(pages.of(place));
-        }
+        self.contents.pages().release_place(place);
     }
 
     /// Keeps the bytes at a place until [`Cache::release`], as a read in flight does.
     pub(crate) fn hold(&mut self, place: &Place) {
         if self.contents.is_in_store(place) {
-            let pages = self.contents.pages();
-            pages.hold(pages.of(place));
+            self.contents.pages().hold_place(place);
         } else {
             self.log.pin(place.segment);
         }
@@ -243,8 +228,7 @@ impl Cache {
     /// Ends [`Cache::hold`].
     pub(crate) fn release(&mut self, place: &Place) {
         if self.contents.is_in_store(place) {
-            let pages = self.contents.pages();
-            pages.release(pages.of(place));
+            self.contents.pages().release_place(place);
         } else {
             self.log.unpin(place.segment);
         }

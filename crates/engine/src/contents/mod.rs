@@ -433,9 +433,7 @@ impl Contents {
     }
 
     fn count_in(&mut self, key: Key, place: &Place) {
-        if self.pages.has(place) {
-            self.pages.hold(self.pages.of(place));
-        }
+        self.pages.hold_place(place);
         self.segments[place.segment as usize].live += 1;
         self.count_dirty(place.segment, key.volume(), false, place.dirty);
         self.stored[place.kind as usize] += 1;
@@ -443,9 +441,7 @@ impl Contents {
     }
 
     fn count_out(&mut self, key: Key, place: &Place) {
-        if self.pages.has(place) {
-            self.pages.release(self.pages.of(place));
-        }
+        self.pages.release_place(place);
         self.segments[place.segment as usize].live -= 1;
         self.count_dirty(place.segment, key.volume(), place.dirty, false);
         self.stored[place.kind as usize] -= 1;

@@ -241,12 +241,25 @@ impl Pages {
         }
     }
 
+    /// Counts a use of each page of a payload, if it is in the store.
+    pub fn hold_place(&mut self, place: &Place) {
+        if self.has(place) {
+            self.hold(self.of(place));
+        }
+    }
+
+    /// Ends [`Pages::hold_place`].
+    pub fn release_place(&mut self, place: &Place) {
+        if self.has(place) {
+            self.release(self.of(place));
+        }
+    }
+
     /// Lets the pages of a place that was found in the log count as freed, if nothing uses them:
     /// the record that ended the use may not be durable.
     pub fn free_later(&mut self, place: &Place) {
-        let pages = self.of(place);
-        self.hold(pages.clone());
-        self.release(pages);
+        self.hold_place(place);
+        self.release_place(place);
     }
 
     /// Ends a use of a page; returns whether it was the last.

@@ -49,14 +49,14 @@ impl Destaging {
         let Some(filling) = flow.filling.front() else { return false };
         let &Filling { start, since, reads, .. } = filling;
         let blocks = filling.filled();
-        let unit = cache.contents.dirty().unit_of(volume);
-        let keys = (start.0..start.0 + unit).map(Key);
-        let dirty: Vec<Key> = keys.filter(|&key| cache.contents.dirty().contains(key)).collect();
-        let waits = dirty.iter().copied().find(|&key| Self::may_destage(cache, key).is_none());
         let is_new = cache.now.since(since) < FILLING_TIME;
         if reads > 0 && is_new {
             return false;
         }
+        let unit = cache.contents.dirty().unit_of(volume);
+        let keys = (start.0..start.0 + unit).map(Key);
+        let dirty: Vec<Key> = keys.filter(|&key| cache.contents.dirty().contains(key)).collect();
+        let waits = dirty.iter().copied().find(|&key| Self::may_destage(cache, key).is_none());
         if let Some(key) = waits.filter(|_| is_new) {
             if let Some(place) = cache.contents.get(key) {
                 Self::want_block_durable(cache, key, &place);
@@ -116,7 +116,7 @@ impl Destaging {
         Some(end)
     }
 
-    /// Whether so many more blocks of a volume may be dirty, to fill stripes.
+    /// Whether `blocks` more blocks of a volume may be dirty, to fill stripes.
     fn may_be_dirty(cache: &Cache, volume: VolumeId, blocks: u64) -> bool {
         let filled = cache.volume(volume).flow.filled_blocks + blocks;
         let most = cache.limit_of(volume) / FILLED_ONE_IN;
@@ -146,11 +146,10 @@ impl Destaging {
             }
         }
         let volume = start.volume();
-        let mut all = cache.volume_mut(volume).flow.filling.iter_mut();
+        let all = &mut cache.volume_mut(volume).flow.filling;
         let is_it = |one: &Filling| (one.start, one.since) == (start, since);
-        let Some((at, filling)) = all.by_ref().enumerate().find(|(_, one)| is_it(one)) else {
-            return;
-        };
+        let Some(at) = all.iter().position(is_it) else { return };
+        let filling = &mut all[at];
         filling.bad |= bad;
         filling.reads -= 1;
         if filling.reads > 0 {

@@ -205,7 +205,7 @@ impl Start {
             };
             if is_skipped {
                 // The newer version may not be durable: until it is, a crash brings this one back.
-                if pass.is_none() && cache.contents.is_in_store(&place) && !is_outside {
+                if pass.is_none() && !is_outside {
                     cache.contents.pages().free_later(&place);
                 }
                 continue;
