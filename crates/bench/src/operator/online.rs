@@ -252,6 +252,8 @@ impl Operator<'_> {
     fn apply(&mut self, file: &str) -> anyhow::Result<()> {
         self.changes += 1;
         self.seen.iter().for_each(|seen| seen.notice.set_mode(None));
+        let held = self.seen.iter().filter(|seen| self.pool.waits() && seen.san.is_some());
+        held.for_each(|seen| seen.notice.hold());
         let announced = self.pool.must(&["apply", file, "--dry-run"])?;
         let applied = self.apply_once_more(file)?;
         ensure!(applied.starts_with(&announced), "announced {announced:?}, changed {applied:?}");

@@ -16,6 +16,7 @@ use super::volume::Volume;
 use crate::rig::cleanup::Process;
 use crate::rig::place::Place;
 use forebay_block::testing::Numbers;
+use forebay_device::STRAGGLE_MAX;
 
 /// Time limit for a start, a stop or a command. A stop with a drain gives up after half a minute
 /// without progress.
@@ -83,8 +84,10 @@ pub struct Pool {
     pub volumes: Vec<Volume>,
     /// The configuration of the cache.
     setup: Mutex<Setup>,
-    /// Whether the last server was killed.
+    /// Whether changes of a server that was killed may still arrive when the next one starts.
     killed: bool,
+    /// When the server was ready.
+    since: Instant,
     binary: PathBuf,
     /// The directory for everything.
     pub place: Place,
@@ -103,7 +106,8 @@ pub struct Said {
 impl Pool {
     /// A pool whose server is not started.
     pub fn new(binary: PathBuf, place: Place, setup: Setup, volumes: Vec<Volume>) -> Self {
-        Self { server: None, volumes, setup: Mutex::new(setup), killed: false, binary, place }
+        let (setup, since) = (Mutex::new(setup), Instant::now());
+        Self { server: None, volumes, setup, killed: false, since, binary, place }
     }
 
     /// The socket for clients.
@@ -210,6 +214,7 @@ impl Pool {
         })?;
         if ready.starts_with("ready ") {
             self.server = Some(process);
+            self.since = Instant::now();
             let held = self.volumes.iter().filter(|one| self.killed && one.san().is_some());
             held.for_each(|volume| volume.notice.hold());
             return Ok(Ok(begin.elapsed()));
@@ -269,8 +274,14 @@ impl Pool {
         let server = self.server.take().context("there is a server")?;
         let status = server.wait(PATIENCE)?;
         ensure!(status.success(), "the server stopped with {status}: {}", server.said());
-        self.killed = false;
+        self.killed = self.waits();
         Ok(())
+    }
+
+    /// Whether the server waits for changes of one that was killed. One that ends meanwhile leaves
+    /// the wait to the next.
+    pub fn waits(&self) -> bool {
+        self.killed && self.since.elapsed() < STRAGGLE_MAX
     }
 
     /// Checks that the server is running as expected.
