@@ -24,6 +24,7 @@ use forebay_block::{
 };
 
 use crate::api::cut::CutOrder;
+use crate::api::listing::Listing;
 use crate::api::primary::VolumeState;
 use crate::api::stats::Stats;
 use crate::api::{
@@ -194,6 +195,8 @@ impl Shard for Engine {
             Ticket::LateFooter(index) => {
                 self.recovery.late_footer_read(&mut self.cache, index, done);
             }
+            // Its outcome is all.
+            Ticket::PrimaryProbe => {}
             Ticket::StopFlush => Life::stop_flushed(&mut self.cache, &done),
         }
         self.deliver(fx);
@@ -205,6 +208,7 @@ impl Shard for Engine {
         self.cache.ram.begin_turn(now);
         self.cache.note_wear();
         self.cache.pump_unanswered();
+        self.cache.probe_primaries(fx);
         if matches!(self.cache.state(), State::Serving | State::Stopping) {
             let rooms: [fn(&mut Self, &mut Effects); 19] = [
                 |engine, fx| engine.recovery.pump_fences(&mut engine.cache, fx),
@@ -315,6 +319,10 @@ impl Shard for Engine {
 
     fn pin(&mut self, volume: VolumeId, blocks: &[BlockRange]) {
         self.cache.set_pins(volume, blocks);
+    }
+
+    fn list(&self, from: u64) -> Listing {
+        self.cache.list(from)
     }
 
     fn set(&mut self, setting: Setting) {
@@ -484,6 +492,9 @@ impl Engine {
             deadline = deadline.min(self.cache.now + DESTAGE_TICK);
         }
         if let Some(at) = self.cache.out.next_look() {
+            deadline = deadline.min(at);
+        }
+        if let Some(at) = self.cache.next_probe() {
             deadline = deadline.min(at);
         }
         if let Some(at) = self.compare.next(&self.cache) {

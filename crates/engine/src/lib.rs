@@ -37,6 +37,7 @@ mod volume;
 
 pub use api::cut::{CutNews, CutOrder, CutReport};
 pub use api::event::{EVENTS_PER_TURN_MAX, Event, Recovered};
+pub use api::listing::{ListedBlock, Listing};
 pub use api::primary::{LOST_RANGES_MAX, Primary, PrimaryErrors, VolumeState};
 pub use api::stats::{Kind, STATISTICS, Shape, Statistic, Stats, Unit};
 pub use api::{

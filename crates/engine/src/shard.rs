@@ -3,6 +3,7 @@
 use forebay_block::{BlockRange, Completion, Instant, IoError, VolumeId};
 
 use crate::api::cut::CutOrder;
+use crate::api::listing::Listing;
 use crate::api::{DetachedStripe, Effects, Health, Request, Setting, State, Target, Trust};
 use crate::{Stats, VolumeState};
 
@@ -58,6 +59,11 @@ pub trait Shard {
     /// primaries, nothing more is written to it, and the pool goes on without it. Tell one shard:
     /// the others follow when that is recorded. Does nothing in a shard without a cache.
     fn retire(&mut self) {}
+    /// Returns the cached blocks, clean and dirty, from a point of the list on, which begins at 0;
+    /// none in a shard without a cache.
+    fn list(&self, _from: u64) -> Listing {
+        Listing::default()
+    }
     /// Replaces the blocks of a volume that stay in the cache; does nothing in a shard without one.
     fn pin(&mut self, _volume: VolumeId, _blocks: &[BlockRange]) {}
     /// Changes a setting for requests from now on; does nothing if the shard has no use for it.

@@ -48,6 +48,8 @@ pub enum Ticket {
     Direct(Id),
     /// A read of a primary for comparison with the cache.
     ComparePrimary,
+    /// A read that finds out whether a primary answers again.
+    PrimaryProbe,
     /// The last flush of an orderly stop.
     StopFlush,
     /// A read or write of recovery.

@@ -59,6 +59,9 @@ pub(crate) struct Volume {
     pub order: Order,
     pub around: ReadAround,
     pub primary: Primary,
+    /// When to find out again whether a primary that is away answers; never while a request that
+    /// finds it out is in flight.
+    pub probe_at: Instant,
     /// The statistics that are kept by volume. The shard's own do not include them.
     pub stats: Stats,
     pub flow: Flow,
@@ -97,6 +100,7 @@ impl Volume {
             draining: false,
             around: ReadAround::default(),
             primary: Primary::default(),
+            probe_at: Instant::default(),
             stats: Stats::default(),
         }
     }
@@ -110,6 +114,11 @@ impl Volume {
     pub fn is_stuck(&self, now: Instant) -> bool {
         let hangs = self.flow.oldest_io.is_some_and(|at| now.since(at) >= HANGS_AFTER);
         hangs || self.failures > 0 || self.primary.away_since.is_some()
+    }
+
+    /// Whether the primary is away, and no probe is in flight.
+    pub fn is_probed(&self) -> bool {
+        self.primary.away_since.is_some() && self.probe_at != Instant::NEVER
     }
 }
 

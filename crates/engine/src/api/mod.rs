@@ -5,6 +5,7 @@
 
 pub mod cut;
 pub mod event;
+pub mod listing;
 pub mod primary;
 pub mod stats;
 
@@ -264,6 +265,12 @@ impl Mode {
     #[must_use]
     pub fn is_complete(self) -> bool {
         matches!(self, Self::WriteThrough | Self::WriteAround | Self::PassThrough)
+    }
+
+    /// Whether blocks enter the cache that are read.
+    #[must_use]
+    pub fn admits_reads(self) -> bool {
+        !matches!(self, Self::WriteOnly | Self::PassThrough)
     }
 
     /// The mode with this name, if there is one.

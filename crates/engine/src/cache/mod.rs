@@ -32,6 +32,7 @@ mod associate;
 mod discard;
 mod evict;
 mod limit;
+mod listing;
 mod pins;
 mod probe;
 mod send;
@@ -308,8 +309,7 @@ impl Cache {
     /// Whether reads of the volume may bring blocks into the cache.
     pub(crate) fn admits_reads(&self, volume: VolumeId) -> bool {
         let volume = self.volume(volume);
-        let none = matches!(volume.config.mode, Mode::WriteOnly | Mode::PassThrough);
-        !none && !volume.distrusted && self.health() == Health::Good
+        volume.config.mode.admits_reads() && !volume.distrusted && self.health() == Health::Good
     }
 
     /// Whether the cached copy of a block must not be used.

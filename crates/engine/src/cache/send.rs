@@ -1,11 +1,12 @@
 //! Requests to devices: sending them, accounting for their end, and noticing overdue ones.
 
-use forebay_block::{Completion, Io, IoOp, IoTag};
+use forebay_block::{Completion, Instant, Io, IoOp, IoTag};
 
 use crate::api::event::Event;
 use crate::api::primary::is_away;
 use crate::api::{Effects, Target};
 use crate::cache::Cache;
+use crate::cache::probe::PROBE_PAUSE;
 use crate::ticket::{InFlight, Ticket};
 
 impl Cache {
@@ -74,9 +75,15 @@ impl Cache {
             }
             return;
         };
-        let now = self.now;
-        let primary = &mut self.volume_mut(volume).primary;
-        let Err(error) = &done.result else {
+        let (now, is_probe) = (self.now, matches!(sent.ticket, Ticket::PrimaryProbe));
+        let state = self.volume_mut(volume);
+        if is_probe || state.probe_at != Instant::NEVER {
+            state.probe_at = now + PROBE_PAUSE;
+        }
+        let primary = &mut state.primary;
+        // A probe that fails tells nothing that is not known, and no client misses it.
+        let failed = done.result.as_ref().err().filter(|error| !is_probe || is_away(error.kind()));
+        let Some(error) = failed else {
             primary.last_success = Some(now);
             if let Some(since) = primary.away_since.take() {
                 self.tell(Event::PrimaryBack { volume, away: now.since(since) });
@@ -84,8 +91,11 @@ impl Cache {
             return;
         };
         let (op, range, kind) = (sent.op, sent.range, error.kind());
-        primary.errors.count(op);
         primary.last_error = Some((now, kind));
+        if is_probe {
+            return;
+        }
+        primary.errors.count(op);
         let is_news = is_away(kind) && primary.away_since.is_none();
         if is_news {
             primary.away_since = Some(now);

@@ -5,6 +5,7 @@ use forebay_format::{EntryKind, Lsn, PAGE, SegmentSeq, decode_record};
 
 use super::*;
 use crate::api::event::Event;
+use crate::api::listing::ListedBlock;
 use crate::limits::{RECLAIM_RESERVE, RECORDS_IN_FLIGHT_MAX};
 use crate::log::builder::Expect;
 use crate::note::Note;
@@ -258,6 +259,70 @@ fn a_primary_is_away_from_its_first_missing_answer_to_its_next_success() {
     let away = Duration::from_secs(5);
     assert_eq!(ended(3, Ok(())), [Event::PrimaryBack { volume, away }]);
     assert_eq!(ended(1, Ok(())), []);
+}
+
+#[test]
+fn a_primary_that_is_away_is_read_once_a_second_until_it_answers() {
+    let mut rooms = Rooms::new(0);
+    rooms.standing.state = State::Serving;
+    let probed = |rooms: &mut Rooms, after: u64| {
+        rooms.now = rooms.now + Duration::from_millis(after);
+        let Rooms { cache, fx, .. } = rooms;
+        cache.probe_primaries(fx);
+        rooms.sent()
+    };
+    let gone = || Err(ErrorKind::DeviceGone.into());
+    let io = rooms.read_primary();
+    rooms.ended(io, Ok(()));
+    assert!(probed(&mut rooms, 60_000).is_empty(), "it answers");
+    let io = rooms.read_primary();
+    rooms.ended(io, gone());
+    let before = rooms.events().len();
+    assert!(probed(&mut rooms, 999).is_empty());
+    let probe = probed(&mut rooms, 1).pop().expect("a second is over");
+    assert_eq!((probe.0, probe.1.op), (PRIMARY, IoOp::Read));
+    assert!(probed(&mut rooms, 60_000).is_empty(), "one is in flight");
+    let io = rooms.read_primary();
+    rooms.ended(io, gone());
+    assert!(probed(&mut rooms, 60_000).is_empty(), "it still is");
+    assert_eq!((before, rooms.events().len()), (2, 1));
+    rooms.ended(probe, gone());
+    assert!(rooms.events().is_empty(), "that tells nothing new");
+    assert!(probed(&mut rooms, 999).is_empty());
+    let probe = probed(&mut rooms, 1).pop().expect("a second is over");
+    let errors = rooms.volume(VOLUME).primary.errors;
+    // An error of the medium is an answer.
+    rooms.ended(probe, Err(ErrorKind::Media.into()));
+    assert!(matches!(rooms.events()[..], [Event::PrimaryBack { .. }]));
+    assert!(probed(&mut rooms, 60_000).is_empty());
+    assert_eq!((errors.reads, rooms.volume(VOLUME).primary.errors.reads), (2, 2));
+}
+
+#[test]
+fn the_list_of_the_cached_blocks_has_those_of_the_device_and_of_ram() {
+    let mut rooms = Rooms::new(600);
+    rooms.clean(0..20);
+    rooms.dirty(900..903);
+    let Rooms { cache, .. } = &mut rooms;
+    (40..540).for_each(|i| cache.ram.put(key(i), &content(i), Standing::Alone));
+    cache.ram.put(key(7), &content(7), Standing::Doubled);
+    let (mut from, mut found, mut parts) = (Some(0), Vec::new(), 0);
+    while let Some(at) = from {
+        let part = cache.list(at);
+        from = part.next;
+        parts += 1;
+        found.extend(part.blocks);
+    }
+    let is_as_counted = |block: &ListedBlock| {
+        let counted = rooms.policy.count(key(block.block).0).unwrap_or_default();
+        block.volume == VOLUME && block.requests == counted
+    };
+    assert!(found.iter().all(is_as_counted));
+    let mut blocks: Vec<u64> = found.iter().map(|block| block.block).collect();
+    blocks.sort_unstable();
+    blocks.dedup();
+    assert!(blocks.into_iter().eq((0..20).chain(40..540).chain(900..903)));
+    assert!(parts >= 4, "{parts}");
 }
 
 #[test]

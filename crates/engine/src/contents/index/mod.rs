@@ -216,6 +216,17 @@ impl Index {
         self.slots(0..self.shape.total()).chain(self.overflow.iter().copied())
     }
 
+    /// Number of buckets.
+    pub fn buckets(&self) -> u64 {
+        self.shape.total()
+    }
+
+    /// The blocks in a range of buckets, in no particular order. The few blocks that have found no
+    /// place in a bucket are in none.
+    pub fn part(&self, buckets: std::ops::Range<u64>) -> impl Iterator<Item = (Key, Place)> {
+        self.slots(buckets)
+    }
+
     /// Up to `most` blocks at a place that `random` chooses, in no particular order.
     pub fn sample(&self, random: u64, most: usize) -> impl Iterator<Item = (Key, Place)> {
         let buckets = self.shape.total();
