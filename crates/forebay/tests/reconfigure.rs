@@ -9,11 +9,14 @@ mod support;
 mod tools;
 
 use std::fs::{self, OpenOptions};
+use std::ops::RangeInclusive;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
+
+use serde_json::Value;
 
 use disk::{Cleanup, attach, can_attach, mount_point, open, run, write_files};
 use support::nbd::Nbd;
@@ -90,7 +93,7 @@ impl Plan {
         let said = server.ask(&["apply", &self.write()]);
         assert!(said.contains("in force: clients waited "), "{said}");
         assert_ne!(server.status()["pid"], pid, "another process serves");
-        assert!(!self.place.path("state/applying").exists());
+        self.is_over();
         said
     }
 
@@ -102,7 +105,15 @@ impl Plan {
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert_eq!(volumes(server), before, "{said}");
         until("the end of the attempt", || !self.place.path("state/applying").exists());
+        self.is_over();
         said
+    }
+
+    /// Checks that nothing is on record that only a hand-over needs.
+    fn is_over(&self) {
+        for name in ["applying", "warm-up"] {
+            assert!(!self.place.path("state").join(name).exists(), "{name}");
+        }
     }
 
     fn primary(&self, name: &str) -> Vec<u8> {
@@ -257,6 +268,70 @@ fn a_cache_without_a_store_gets_one_while_it_serves() {
     server.stop(&[]);
 }
 
+/// The blocks come back from the primaries in the background, those of the volumes that stay and
+/// admit reads; into a smaller cache not all of them.
+#[test]
+fn a_new_cache_begins_with_the_blocks_of_the_one_before() {
+    let mut plan = Plan::new(&["a", "b", "c", "d"]);
+    let path = plan.place.text("cache.img");
+    let cache = |size: u32, more: &str| format!("path = {path:?}\nsize = \"{size}MiB\"\n{more}");
+    plan.cache = cache(64, "log_share = \"100%\"");
+    let server = plan.start();
+    let mut nbd = ["a", "b", "c", "d"].map(|name| plan.connect(name));
+    for (seed, nbd) in (1..).zip(&mut nbd) {
+        nbd.write(0, &noise(seed, 1 << 20), false).expect("it is written");
+        nbd.write(9 * MIB, &noise(10 + seed, 1 << 20), false).expect("it is written");
+    }
+    // Read, not written.
+    read(&mut nbd[0], 4 * MIB, MIB);
+    let [mut a, ..] = nbd;
+    plan.cache = cache(128, "");
+    plan.volumes[1].0 = "bb";
+    plan.volumes[2].2 = "mode = \"write-only\"";
+    plan.volumes.pop();
+    plan.apply(&server);
+    let shown = |name: &str| -> Value {
+        let said = server.ask(&["prefetch", name, "--show", "--json"]);
+        serde_json::from_str(&said).expect("it prints JSON")
+    };
+    let come = |name: &str, bytes: RangeInclusive<u64>| {
+        until("the blocks are back", || shown(name)["state"] != "running");
+        let said = shown(name);
+        assert!(bytes.contains(&said["bytes"].as_u64().expect("a number")), "{said}");
+        assert_eq!(
+            (&said["bytes"], &said["state"]),
+            (&said["total_bytes"], &"done".into()),
+            "{said}"
+        );
+    };
+    // A miss may bring in more than was read.
+    come("a", 3 * MIB..=5 * MIB);
+    come("bb", 2 * MIB..=2 * MIB);
+    let output = forebay(&["prefetch", "c", "--show", &server.control_argument()]);
+    assert_eq!(output.status.code(), Some(1), "a volume that only takes writes");
+    let missed = || server.status()["counters"]["primary_read_blocks"].clone();
+    let before = missed();
+    assert!(read(&mut a, 0, MIB) == noise(1, 1 << 20));
+    assert!(read(&mut a, 9 * MIB, MIB) == noise(11, 1 << 20));
+    read(&mut a, 4 * MIB, MIB);
+    assert!(read(&mut plan.connect("bb"), 9 * MIB, MIB) == noise(12, 1 << 20));
+    assert_eq!(missed(), before);
+    read(&mut a, 6 * MIB, MIB);
+    assert_ne!(missed(), before);
+    // Half of the size: half of the blocks, of whichever volume.
+    plan.cache = cache(64, "");
+    plan.apply(&server);
+    until("the blocks are back", || {
+        ["a", "bb"].iter().all(|name| {
+            let output = forebay(&["prefetch", name, "--show", &server.control_argument()]);
+            !output.status.success() || shown(name)["state"] != "running"
+        })
+    });
+    let held = server.status()["counters"]["prefetched_blocks"].as_u64().expect("a number");
+    assert!((3 * 256 - 64..=3 * 256).contains(&held), "{held}");
+    server.stop(&[]);
+}
+
 /// Each of these takes a new cache: nothing that was dirty is lost, and clients go on.
 #[test]
 fn a_new_cache_replaces_the_old_one_while_it_serves() {
@@ -288,7 +363,7 @@ fn a_new_cache_replaces_the_old_one_while_it_serves() {
         let dry = server.ask(&["apply", &plan.write(), "--dry-run"]);
         assert!(dry.contains("a new cache"), "{dry}");
         plan.apply(&server);
-        // All was written to the primary before, and the new cache has nothing.
+        // All was written to the primary before; what the new cache gets comes from there.
         assert!(plan.primary("a")[..6 << 20] == pattern(round - 1), "round {round}");
         let status = server.status();
         let file = fs::metadata(plan.place.path(name)).expect("it is there");

@@ -37,7 +37,7 @@ mod witness;
 pub use forebay_engine::Shard;
 
 pub use blocking::{Blocking, clock};
-pub use channel::{Disk, Mount, PrefetchProgress};
+pub use channel::{Disk, Mount, PrefetchProgress, Ranges};
 pub use clients::{CLIENTS, HANDSHAKE_PATIENCE, STALL_PATIENCE, SessionFactory};
 pub use connection::LeftClient;
 pub use devices::{Devices, Gates, gates};

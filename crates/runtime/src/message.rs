@@ -8,13 +8,13 @@ use forebay_block::{
     BlockRange, ByteRange, Endpoint, IoBuf, IoError, IoOp, IoResult, IoTag, VolumeId,
 };
 use forebay_engine::{
-    CutOrder, DetachedStripe, Health, Reply, Request, Setting, State, Stats, Target, Tier, Trust,
-    VolumeState,
+    CutOrder, DetachedStripe, Health, Listing, Reply, Request, Setting, State, Stats, Target, Tier,
+    Trust, VolumeState,
 };
 
 use forebay_policy::{RequestRules, RuleCount};
 
-use crate::channel::{Ask, Disk, Mount, PrefetchProgress};
+use crate::channel::{Ask, Disk, Mount, PrefetchProgress, Ranges};
 use crate::clients::{Arrival, SessionFactory};
 use crate::connection::LeftClient;
 use crate::histogram::Histogram;
@@ -84,9 +84,11 @@ pub enum Command {
     /// Read from a volume; answered with the data.
     Read(Endpoint, ByteRange, Sender<IoResult<IoBuf>>),
     /// Bring ranges of a volume into the cache, at most this many bytes per second.
-    Prefetch(Endpoint, Vec<ByteRange>, Option<u64>, Arc<PrefetchProgress>),
+    Prefetch(Endpoint, Ranges, Option<u64>, Arc<PrefetchProgress>),
     /// Replace the blocks of a volume that stay in the cache.
     Pin(VolumeId, Arc<[BlockRange]>),
+    /// Report the blocks that the thread's shard has cached, from a point of its list on.
+    List(u64, Sender<Listing>),
     /// Report the thread's state.
     Snapshot(Sender<Snapshot>),
     /// Report what the thread's clients have done.

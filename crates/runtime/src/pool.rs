@@ -16,12 +16,12 @@ use forebay_block::{
     VolumeId,
 };
 use forebay_device::{BlockDevice, Clock, STRAGGLE_MAX};
-use forebay_engine::{DrainProgress, Setting, Shard, Stats, VolumeState};
+use forebay_engine::{DrainProgress, ListedBlock, Setting, Shard, Stats, VolumeState};
 use forebay_policy::{RequestRules, RuleCount};
 use forebay_volume::Registry;
 
 use crate::blocking::clock;
-use crate::channel::{Ask, Disk, Mount, PrefetchProgress};
+use crate::channel::{Ask, Disk, Mount, PrefetchProgress, Ranges};
 use crate::clients::{CLIENTS, HANDSHAKE_PATIENCE, STALL_PATIENCE, SessionFactory};
 use crate::connection::{LeftClient, Patience};
 use crate::detached::DetachedList;
@@ -471,12 +471,30 @@ impl Pool {
     pub fn prefetch(
         &self,
         endpoint: Endpoint,
-        ranges: Vec<ByteRange>,
+        ranges: Ranges,
         rate: Option<u64>,
     ) -> Arc<PrefetchProgress> {
         let progress = Arc::new(PrefetchProgress::default());
         self.command(0, Command::Prefetch(endpoint, ranges, rate, Arc::clone(&progress)));
         progress
+    }
+
+    /// Calls `each` for all cached blocks, in no particular order. This takes six seconds for
+    /// 100 GiB in blocks of 4 KiB. Blocks that come or go meanwhile may be there or not, and one
+    /// may be there twice. Returns false if the pool has stopped.
+    pub fn list(&self, mut each: impl FnMut(ListedBlock)) -> bool {
+        let mut places: Vec<Option<u64>> = self.inner.mailboxes.iter().map(|_| Some(0)).collect();
+        while places.iter().any(Option::is_some) {
+            for (shard, place) in places.iter_mut().enumerate() {
+                let Some(from) = *place else { continue };
+                let (tell, hear) = mpsc::channel();
+                self.command(shard, Command::List(from, tell));
+                let Ok(part) = hear.recv_timeout(ANSWER_PATIENCE) else { return false };
+                part.blocks.into_iter().for_each(&mut each);
+                *place = part.next;
+            }
+        }
+        true
     }
 
     /// Replaces the blocks of a volume that stay in the cache.

@@ -561,6 +561,9 @@ impl Thread {
                 self.channels.add(Prefetch::new(endpoint, self.clock, ranges, rate, progress));
             }
             Command::Pin(volume, blocks) => self.shards.shard.pin(volume, &blocks),
+            Command::List(from, answer) => {
+                let _ = answer.send(self.shards.shard.list(from));
+            }
             Command::Snapshot(answer) => {
                 let _ = answer.send(self.snapshot());
             }

@@ -72,7 +72,8 @@ fn differences(answer: &Applied) -> String {
                 .to_owned(),
         ),
         "new cache" => lines.push(
-            "this takes a new cache: all dirty data is written first, and the cache begins empty"
+            "this takes a new cache: all dirty data is written first, and the blocks of the cache \
+             return from the primaries in the background"
                 .to_owned(),
         ),
         _ => {}

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_block::{Endpoint, VolumeId};
 use forebay_control::config::{Config, VolumeConfig};
 use forebay_control::settings::{self, Change, Differences, NewValue, Online, Spec, Way};
+use forebay_control::units::Size;
 use forebay_control::{
     Application, ClientSnapshot, ControlError, ControlErrorKind, DiskSnapshot, Keeper, Latency,
     PoolControl, PoolSnapshot, PrefetchSnapshot, PrefetchTarget, PrimaryHealth, SettingSnapshot,
@@ -15,7 +16,7 @@ use forebay_control::{
 };
 use forebay_engine::Health;
 use forebay_runtime::{
-    ClientStats, Histogram, OPERATIONS, Pool, PoolStats, Served, TIERS, VolumeStats,
+    ClientStats, Histogram, OPERATIONS, Pool, PoolStats, Ranges, Served, TIERS, VolumeStats,
 };
 use rustix::process::Pid;
 use tokio::sync::mpsc::UnboundedSender;
@@ -32,6 +33,7 @@ use crate::server::rules;
 use crate::server::serve::Order;
 use crate::server::settings::{KeptSettings, Wish};
 use crate::server::upgrades::Upgrades;
+use crate::server::warm_up::WarmUp;
 
 /// Facts that do not change while the pool runs.
 pub struct Facts {
@@ -130,6 +132,22 @@ impl Running {
     /// Stores the settings that were changed while serving, as they are now.
     pub fn keep_settings(&self) -> std::io::Result<()> {
         locked(&self.kept).store()
+    }
+
+    /// Brings the blocks of the cache before, which was given up, into this one, in the background.
+    pub fn warm_up(&self, mut list: WarmUp) {
+        list.fit(self.facts.cache_bytes);
+        let mut prefetches = locked(&self.prefetches);
+        for (place, volume) in self.facts.volumes.iter().enumerate() {
+            let (bytes, ranges) = list.of_volume(&volume.name, volume.size);
+            if bytes > 0 && volume.mode.admits_reads() {
+                let (volume, bytes_shown) = (&volume.name, Size(bytes));
+                tracing::info!(volume, bytes = %bytes_shown, "blocks of the cache before return");
+                let all = (bytes, Box::new(ranges) as Ranges);
+                let begun = Prefetch::start(&self.pool, Endpoint(place), all, None);
+                prefetches[place] = Some(begun);
+            }
+        }
     }
 
     /// Whether the cache is to be given up when this server leaves.
@@ -507,7 +525,7 @@ impl PoolControl for Running {
             return conflict(what, "wait for its end, or end it with `forebay prefetch --cancel`");
         }
         tracing::info!(volume, ranges = target.ranges.len(), rate = target.rate, "prefetch");
-        prefetches[place] = Some(Prefetch::start(&self.pool, Endpoint(place), target));
+        prefetches[place] = Some(Prefetch::asked(&self.pool, Endpoint(place), target));
         Ok(())
     }
 

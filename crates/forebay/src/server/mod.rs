@@ -25,4 +25,5 @@ pub mod serve;
 mod settings;
 mod takeover;
 mod upgrades;
+mod warm_up;
 mod web;

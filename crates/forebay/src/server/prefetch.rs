@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use forebay_block::{ByteRange, Endpoint, ErrorKind};
 use forebay_control::{PrefetchSnapshot, PrefetchTarget};
-use forebay_runtime::{Pool, PrefetchProgress};
+use forebay_runtime::{Pool, PrefetchProgress, Ranges};
 
 /// A prefetch, running or ended.
 pub struct Prefetch {
@@ -14,28 +14,36 @@ pub struct Prefetch {
     total: u64,
     began: Instant,
     cancelled: AtomicBool,
-    /// Its duration, once that is known.
-    took: std::sync::OnceLock<Duration>,
 }
 
 impl Prefetch {
-    /// Begins to bring ranges into the cache.
-    pub fn start(pool: &Pool, endpoint: Endpoint, target: &PrefetchTarget) -> Self {
+    /// Begins to bring ranges into the cache that an operator asks for.
+    pub fn asked(pool: &Pool, endpoint: Endpoint, target: &PrefetchTarget) -> Self {
         let ranges = target.ranges.iter();
         let ranges: Vec<ByteRange> =
             ranges.map(|range| ByteRange::new(range.start, range.end - range.start)).collect();
+        let total = ranges.iter().map(|range| range.len).sum();
+        Self::start(pool, endpoint, (total, Box::new(ranges.into_iter())), target.rate)
+    }
+
+    /// Begins to bring ranges, of `total` bytes together, into the cache.
+    pub fn start(
+        pool: &Pool,
+        endpoint: Endpoint,
+        (total, ranges): (u64, Ranges),
+        rate: Option<u64>,
+    ) -> Self {
         Self {
-            total: ranges.iter().map(|range| range.len).sum(),
-            progress: pool.prefetch(endpoint, ranges, target.rate),
+            total,
+            progress: pool.prefetch(endpoint, ranges, rate),
             began: Instant::now(),
             cancelled: AtomicBool::new(false),
-            took: std::sync::OnceLock::new(),
         }
     }
 
     /// Whether it goes on.
     pub fn is_running(&self) -> bool {
-        !self.progress.has_ended()
+        self.progress.ended().is_none()
     }
 
     /// Ends it.
@@ -48,9 +56,8 @@ impl Prefetch {
 
     /// How far it is.
     pub fn snapshot(&self) -> PrefetchSnapshot {
-        let running = self.is_running();
+        let ended = self.progress.ended();
         let (bytes, error) = (self.progress.bytes(), self.progress.error());
-        let time = self.began.elapsed();
         let error = error.map(|error| match error.kind() {
             ErrorKind::Unsupported => "the volume's mode, or the state of the cache, does not let \
                                        blocks into the cache"
@@ -63,11 +70,11 @@ impl Prefetch {
             _ => format!("the volume could not be read: {error}"),
         });
         PrefetchSnapshot {
-            running,
+            running: ended.is_none(),
             cancelled: self.cancelled.load(Ordering::Relaxed),
             bytes,
             total: self.total,
-            time: if running { time } else { *self.took.get_or_init(|| time) },
+            time: ended.unwrap_or_else(Instant::now).saturating_duration_since(self.began),
             error,
         }
     }

@@ -25,6 +25,7 @@ use crate::server::control::locked;
 use crate::server::disks::Disks;
 use crate::server::mount::MountPoint;
 use crate::server::upgrades::Upgrades;
+use crate::server::warm_up::WarmUp;
 
 /// Interval at which a drain is checked.
 const STEP: Duration = Duration::from_millis(20);
@@ -42,6 +43,8 @@ pub struct Reconfiguration {
     pub mount: Option<Arc<MountPoint>>,
     pub upgrades: Arc<Upgrades>,
     pub state: StateDir,
+    /// Size of the cache device in use, in bytes.
+    pub cache_bytes: u64,
     /// The configuration file of the start.
     pub source: Option<PathBuf>,
     /// The settings in force.
@@ -235,8 +238,19 @@ impl Reconfiguration {
         }
         self.drained(id, leaving)?;
         self.primaries_answer()?;
+        if applying.new_cache {
+            self.list_blocks(&applying.ids);
+        }
         self.gives_up_cache.store(applying.new_cache, Ordering::SeqCst);
         applying.store(&self.state).map_err(|error| error.to_string())
+    }
+
+    /// Puts the cached blocks of the volumes that stay on record, for the next cache.
+    fn list_blocks(&self, ids: &[(VolumeId, String)]) {
+        let Some(list) = WarmUp::of(&self.pool, self.cache_bytes, ids) else { return };
+        if let Err(error) = list.store(&self.state) {
+            tracing::warn!(%error, "the next cache begins empty");
+        }
     }
 
     /// Waits until nothing of these volumes is dirty.
@@ -294,7 +308,7 @@ impl Reconfiguration {
     /// Serves on as before.
     fn go_on(&self, leaving: &[Leaving]) {
         self.gives_up_cache.store(false, Ordering::SeqCst);
-        if let Err(error) = Applying::end(&self.state) {
+        if let Err(error) = Applying::end(&self.state).and_then(|()| WarmUp::end(&self.state)) {
             tracing::warn!(%error, "left behind by a hand-over that failed");
         }
         let in_force = locked(&self.in_force);

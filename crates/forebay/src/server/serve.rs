@@ -36,6 +36,7 @@ use crate::server::kept::Kept;
 use crate::server::mount::{MountPoint, Prepared};
 use crate::server::reconfigure::Reconfiguration;
 use crate::server::upgrades::Upgrades;
+use crate::server::warm_up::WarmUp;
 use crate::server::web::Web;
 use crate::server::{history, left_clients, logging, mount, process, rules, takeover};
 
@@ -277,6 +278,7 @@ impl Serving {
             mount: point.clone(),
             upgrades,
             state: cache.state().clone(),
+            cache_bytes: cache.bytes(),
             source: args.config.clone(),
             in_force: Arc::new(Mutex::new(in_force)),
             gives_up_cache: AtomicBool::new(false),
@@ -295,6 +297,10 @@ impl Serving {
             running.keep_settings()?;
         }
         Applying::end(cache.state())?;
+        let warm_up = WarmUp::take(cache.state()).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the cache begins empty");
+            None
+        });
         kept.hold(&name, "", socket.as_fd())?;
         let events = events::open(cache.state(), cache.uuid(), &config.events, came)?;
         let monitor = Monitor::start(Arc::clone(&running) as Arc<dyn PoolControl>, events)?;
@@ -302,6 +308,9 @@ impl Serving {
         let web = web.map(|web| web.serve(&monitor, &kept)).transpose()?;
         let door = clients.serve(&pool, &buffers, &kept)?;
         tracing::info!(endpoints = endpoints.join(" "), "serving");
+        if let Some(list) = warm_up.filter(|_| applying.is_some_and(|one| one.new_cache)) {
+            running.warm_up(list);
+        }
         let mount = point;
         Ok(Self { pool, running, cache, mount, disks, control, web, endpoints, asked, kept, door })
     }

@@ -12,7 +12,7 @@ mod ublk;
 
 pub use caller::Caller;
 pub use fuse::{Ask, FuseChannel, Mount};
-pub use prefetch::{Prefetch, PrefetchProgress};
+pub use prefetch::{Prefetch, PrefetchProgress, Ranges};
 pub use ublk::{Disk, UblkChannel};
 
 use std::sync::Arc;

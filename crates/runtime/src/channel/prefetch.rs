@@ -2,10 +2,11 @@
 //! requests at a time and no faster than a bound.
 
 use std::collections::VecDeque;
+use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{self, Duration};
 
 use forebay_block::{
     BLOCK_SIZE, ByteRange, Completion, Endpoint, ErrorKind, Instant, Io, IoError, IoOp, IoTag,
@@ -31,7 +32,7 @@ pub struct PrefetchProgress {
     /// Bytes that are done.
     bytes: AtomicU64,
     cancelled: AtomicBool,
-    ended: AtomicBool,
+    ended: OnceLock<time::Instant>,
     error: Mutex<Option<IoError>>,
 }
 
@@ -42,10 +43,10 @@ impl PrefetchProgress {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether it has ended.
+    /// When it ended; `None` while it goes on.
     #[must_use]
-    pub fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Acquire)
+    pub fn ended(&self) -> Option<time::Instant> {
+        self.ended.get().copied()
     }
 
     /// Why it ended early.
@@ -60,11 +61,17 @@ impl PrefetchProgress {
     }
 }
 
+/// Ranges of a volume, in the order in which they come into the cache.
+pub type Ranges = Box<dyn Iterator<Item = ByteRange> + Send>;
+
 /// The ranges that are left, and the requests in flight.
 pub struct Prefetch {
     endpoint: Endpoint,
     clock: Clock,
-    left: VecDeque<ByteRange>,
+    /// The next ranges; empty only if none is left.
+    next: VecDeque<ByteRange>,
+    /// Those after them.
+    rest: Ranges,
     bound: RateBound,
     /// The requests in flight; a request's tag is its place.
     in_flight: [Option<ByteRange>; DEPTH],
@@ -83,14 +90,15 @@ impl Prefetch {
     pub fn new(
         endpoint: Endpoint,
         clock: Clock,
-        ranges: Vec<ByteRange>,
+        mut ranges: Ranges,
         rate: Option<u64>,
         progress: Arc<PrefetchProgress>,
     ) -> Self {
         Self {
             endpoint,
             clock,
-            left: ranges.into(),
+            next: ranges.next().into_iter().collect(),
+            rest: ranges,
             bound: RateBound::new(rate.map(|bytes| bytes.max(1) as f64 / BLOCK_SIZE as f64)),
             in_flight: [None; DEPTH],
             progress,
@@ -109,13 +117,16 @@ impl Prefetch {
         if now < self.rests_until || !self.bound.allows(now) {
             return None;
         }
-        let range = self.left.front_mut()?;
+        let range = self.next.front_mut()?;
         // No request crosses a stripe, so that each is one at its shard.
         let end = (range.offset / REQUEST_BYTES + 1) * REQUEST_BYTES;
         let part = ByteRange::new(range.offset, end.min(range.end()) - range.offset);
         *range = ByteRange { offset: part.end(), len: range.len - part.len };
         if range.is_empty() {
-            self.left.pop_front();
+            self.next.pop_front();
+            if self.next.is_empty() {
+                self.next.extend(self.rest.next());
+            }
         }
         self.bound.take(part.len.div_ceil(BLOCK_SIZE as u64));
         self.in_flight[place] = Some(part);
@@ -129,26 +140,32 @@ impl Prefetch {
             return self.fail(error);
         }
         if !self.progress.cancelled.load(Ordering::Relaxed) {
-            self.left.push_front(range);
+            self.next.push_front(range);
         }
         self.rests_until = self.clock.now() + PAUSE;
     }
 
     fn fail(&mut self, error: IoError) {
-        self.left.clear();
+        self.end();
         let mut first = self.progress.error.lock().unwrap_or_else(PoisonError::into_inner);
         first.get_or_insert(error);
     }
 
+    /// Asks for nothing more.
+    fn end(&mut self) {
+        self.next.clear();
+        self.rest = Box::new(iter::empty());
+    }
+
     fn is_done(&self) -> bool {
-        self.left.is_empty() && self.in_flight() == 0
+        self.next.is_empty() && self.in_flight() == 0
     }
 }
 
 impl Channel for Prefetch {
     fn reap(&mut self) {
         if self.progress.cancelled.load(Ordering::Relaxed) {
-            self.left.clear();
+            self.end();
         }
     }
 
@@ -177,13 +194,13 @@ impl Channel for Prefetch {
 
     fn advance(&mut self) -> bool {
         if self.is_done() {
-            self.progress.ended.store(true, Ordering::Release);
+            self.progress.ended.get_or_init(time::Instant::now);
         }
         self.parked.is_some()
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let waits = !self.left.is_empty() && self.in_flight() < DEPTH;
+        let waits = !self.next.is_empty() && self.in_flight() < DEPTH;
         waits.then(|| self.clock.now() + PAUSE)
     }
 
@@ -192,7 +209,7 @@ impl Channel for Prefetch {
     }
 
     fn shut(&mut self, _end: End) {
-        self.left.clear();
+        self.end();
     }
 
     fn is_over(&self) -> bool {
@@ -202,6 +219,6 @@ impl Channel for Prefetch {
 
 impl Drop for Prefetch {
     fn drop(&mut self) {
-        self.progress.ended.store(true, Ordering::Release);
+        self.progress.ended.get_or_init(time::Instant::now);
     }
 }
