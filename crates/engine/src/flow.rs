@@ -28,8 +28,6 @@ pub(crate) struct Filling {
     pub holes: Vec<Stored>,
     /// The reads that check these blocks and have not ended. After the last one they are dirty.
     pub reads: u32,
-    /// Whether one of them is not as it was written.
-    pub bad: bool,
 }
 
 impl Filling {

@@ -106,11 +106,11 @@ impl Destaging {
         if !Self::may_be_dirty(cache, volume, checking.sum::<u64>() + holes.len() as u64) {
             return None;
         }
-        let (since, bad) = (cache.now, false);
+        let since = cache.now;
         let near = Near::Pages(0, SEGMENT_READ_MAX as u32);
         let reads = SegmentRead::all(Reader::Filling(start, since), near, holes.clone());
         let reads: Vec<SegmentRead> = reads.collect();
-        let filling = Filling { start, since, holes, reads: reads.len() as u32, bad };
+        let filling = Filling { start, since, holes, reads: reads.len() as u32 };
         cache.volume_mut(volume).flow.filling.push_back(filling);
         reads.into_iter().for_each(|read| cache.read_payloads(read, fx));
         Some(end)
@@ -133,30 +133,29 @@ impl Destaging {
         done: &Completion,
         fx: &mut Effects,
     ) {
-        let mut bad = false;
         for item in &read.items {
             let is_right = |bytes: &[u8]| crc32c(bytes) == item.place.crc;
-            if read.payload(done, item).is_some_and(is_right) {
+            let is_good = read.payload(done, item).is_some_and(is_right);
+            if is_good || !Self::still_fills(cache, item) {
                 continue;
             }
-            bad = true;
-            if done.result.is_ok() && Self::still_fills(cache, item) {
+            // The primary has it. If it stayed, the stripe would be tried again and again.
+            if done.result.is_ok() {
                 cache.note_corrupt_clean(item.key);
-                cache.contents.drop(item.key, &mut cache.ram);
             }
+            cache.contents.drop(item.key, &mut cache.ram);
         }
         let volume = start.volume();
         let all = &mut cache.volume_mut(volume).flow.filling;
         let is_it = |one: &Filling| (one.start, one.since) == (start, since);
         let Some(at) = all.iter().position(is_it) else { return };
         let filling = &mut all[at];
-        filling.bad |= bad;
         filling.reads -= 1;
         if filling.reads > 0 {
             return;
         }
-        let (bad, holes) = (filling.bad, filling.holes.clone());
-        if bad || !Self::dirty_all(cache, volume, &holes, fx) {
+        let holes = filling.holes.clone();
+        if !Self::dirty_all(cache, volume, &holes, fx) {
             cache.volume_mut(volume).flow.filling.remove(at);
         } else {
             let state = cache.volume_mut(volume);

@@ -628,7 +628,8 @@ fn a_block_that_changes_or_cannot_be_read_fills_no_stripe() {
     let (mut bed, reads) = checking();
     reads.into_iter().for_each(|read| bed.end(read, Err(ErrorKind::Media.into())));
     assert_eq!((bed.state(1), bed.state(2)), ((false, false), (false, false)));
-    assert!(bed.rooms.contents.get(key(2)).is_some());
+    assert!([1, 2].iter().all(|&block| bed.rooms.contents.get(key(block)).is_none()));
+    assert_eq!(blocks(&bed.writes()), [(0, 1), (3, 1)], "now, and not after more such reads");
 
     let (mut bed, reads) = checking();
     bed.rooms.dirty_durable([2]);
