@@ -674,6 +674,27 @@ fn a_device_is_retired_under_load_and_replaced() {
     }
 }
 
+/// The file of a retired cache may get another size, as that of any cache that is given up.
+#[test]
+fn a_retired_cache_becomes_one_of_another_size() {
+    let mut plan = Plan::new(&["a"]);
+    plan.cache += "\nwrite_cache_depth = \"1h\"";
+    let server = plan.start();
+    let mut a = plan.connect("a");
+    a.write(0, &noise(1, 1 << 20), false).expect("it is written");
+    server.ask(&["retire"]);
+    for size in [96, 48] {
+        plan.cache = format!("path = {:?}\nsize = \"{size}MiB\"", plan.place.text("cache.img"));
+        plan.apply(&server);
+        let status = server.status();
+        let shown = (&status["health"], &status["cache"]["device_size"]);
+        assert_eq!(shown, (&"good".into(), &(size * MIB).into()));
+        assert!(read(&mut a, 0, MIB) == noise(1, 1 << 20));
+        server.ask(&["retire"]);
+    }
+    server.stop(&[]);
+}
+
 /// A cache has 64 ids for volumes. Those of volumes that are gone come back when the log has
 /// forgotten them.
 #[test]

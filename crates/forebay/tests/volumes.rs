@@ -200,6 +200,15 @@ impl Drop for San {
     }
 }
 
+/// A proxy in front of an NBD server that is gone: it hangs up on everyone who connects. It ends
+/// with the process, and its place is free for another server.
+fn proxy_that_hangs_up(place: &Place) {
+    let socket = place.path("san.sock");
+    let _ = fs::remove_file(&socket);
+    let listener = std::os::unix::net::UnixListener::bind(socket).expect("it can be bound");
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+}
+
 /// The configuration of [`serve`], with the primary of the first volume behind an NBD server.
 fn serve_san(place: &Place) -> Vec<String> {
     let arguments = serve(place, &[("a", "a.img"), ("b", "b.img")]);
@@ -224,10 +233,10 @@ fn until_back(place: &Place, volume: &str) -> Vec<u8> {
 }
 
 /// A primary that appears while the other volumes are served is used from then on: a file that is
-/// created, and a server that is started.
+/// created, a server that is started, and one that a proxy stands for meanwhile.
 #[test]
 fn a_primary_that_comes_back_is_used_without_another_start() {
-    for san in [false, true] {
+    for (san, proxy) in [(false, false), (true, false), (true, true)] {
         let (place, mut arguments) = two();
         if san {
             arguments = serve_san(&place);
@@ -239,6 +248,9 @@ fn a_primary_that_comes_back_is_used_without_another_start() {
         server.kill();
         drop(server_of_a.take());
         fs::rename(place.path("a.img"), place.path("elsewhere")).expect("it is there");
+        if proxy {
+            proxy_that_hangs_up(&place);
+        }
 
         let server = place.start(&arguments);
         let mut nbd = Nbd::connect(&place.path("nbd.sock"), "a").expect("it serves");

@@ -11,6 +11,7 @@ use anyhow::{Context as _, ensure};
 use forebay_format::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 
 use super::Log;
+use super::load;
 use super::model::content;
 use super::pool::Pool;
 use super::volume::{BLOCKS, Primary, Volume};
@@ -217,17 +218,46 @@ fn cut_short(between: &mut Between<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts while the NBD server is away: must be refused quickly, for that reason.
+/// Starts while the NBD server is away: the others must be served, if the cache knows its volume;
+/// otherwise the start must be refused for that reason. The server is killed.
 fn away(between: &mut Between<'_>) -> anyhow::Result<()> {
-    let of = |volume: &Volume| Some((volume.san()?.clone(), volume.name.clone()));
+    let of = |volume: &Volume| Some((volume.san()?.clone(), volume.name.clone(), volume.is_known));
     let san = between.pool.served().find_map(of);
-    let Some((san, name)) = san.filter(|_| !between.is_open()) else { return Ok(()) };
-    between.log.say("a start while the NBD server is away must be refused");
+    let Some((san, name, is_known)) = san.filter(|_| !between.is_open()) else { return Ok(()) };
     san.set_off(true);
     san.cut_links();
-    let refused = between.pool.refuse(&[&name]);
+    let started = between.pool.try_start(&[]);
+    let outcome = match &started {
+        Ok(Ok(_)) => others_are_served(between, &name),
+        Ok(Err(said)) => {
+            between.log.say("refused, while the NBD server is away");
+            ensure!(said.contains(&name), "refused without a word of {name}: {said}");
+            let is_alone = between.pool.served().count() == 1;
+            // The names on record are those of the last start.
+            ensure!(!is_known || is_alone, "the others were not served: {said}");
+            Ok(())
+        }
+        Err(_) => Ok(()),
+    };
     san.set_off(false);
-    refused.map(drop)
+    started?.map_or(Ok(()), |_| {
+        between.end = End::Kill;
+        between.pool.kill()
+    })?;
+    outcome
+}
+
+/// Checks the volumes beside one whose primary is away.
+fn others_are_served(between: &Between<'_>, away: &str) -> anyhow::Result<()> {
+    between.log.say("started, while the NBD server is away: the others are served");
+    let status = between.pool.status()?;
+    let volumes = status["volumes"].as_array().context("a status has volumes")?;
+    let shown = volumes.iter().find(|volume| volume["name"] == away).context("it is served")?;
+    let state = &shown["primary_health"]["state"];
+    ensure!(state == "away", "the primary of {away} is {state}");
+    let socket = between.pool.socket();
+    let mut others = between.pool.served().filter(|volume| volume.name != away);
+    others.try_for_each(|volume| load::verify(volume, &socket))
 }
 
 /// Inspects the cache, which must be valid with nothing lost.

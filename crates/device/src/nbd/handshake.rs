@@ -56,7 +56,10 @@ pub(super) fn connect(address: &Address) -> Result<Connection, OpenError> {
         Failure::System(error) => {
             let error = match error.kind() {
                 io::ErrorKind::WouldBlock => io::Error::from(io::ErrorKind::TimedOut),
-                io::ErrorKind::UnexpectedEof => io::Error::other("the server hung up"),
+                // A proxy does so whose server is gone.
+                io::ErrorKind::UnexpectedEof => {
+                    io::Error::new(io::ErrorKind::ConnectionAborted, "the server hung up")
+                }
                 _ => error,
             };
             OpenError::system(format!("cannot connect to {}", address.uri), error)
@@ -75,7 +78,10 @@ fn dial(peer: &Peer, deadline: Instant) -> io::Result<Timed> {
         Peer::Tcp { host, port } => {
             let mut refusal = io::Error::other("the name has no address");
             let mut found = None;
-            for address in (host.as_str(), *port).to_socket_addrs()? {
+            let addresses = (host.as_str(), *port).to_socket_addrs();
+            // After a boot the name service may come later than this server.
+            let unknown = |error| io::Error::new(io::ErrorKind::HostUnreachable, error);
+            for address in addresses.map_err(unknown)? {
                 match TcpStream::connect_timeout(&address, time_left(deadline)?) {
                     Ok(stream) => {
                         stream.set_nodelay(true)?;

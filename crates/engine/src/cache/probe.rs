@@ -42,7 +42,7 @@ impl Cache {
         }
         let is_due = |volume: &Volume| volume.is_probed() && volume.probe_at <= now;
         for id in self.volume_ids() {
-            if !is_due(self.volume(id)) {
+            if !self.known_volume(id).is_some_and(is_due) {
                 continue;
             }
             // Until it ends.

@@ -97,8 +97,9 @@ impl Destaging {
         volume: VolumeId,
         state: &DestageState,
     ) -> u32 {
-        let stopping = *cache.state() == State::Stopping && self.writing_since(volume).is_none();
-        if stopping && !self.draining && cache.health() == Health::Good {
+        // After the end of the log nothing waits for a destage, neither the stop nor the next start.
+        let ends = !self.draining && self.writing_since(volume).is_none() || cache.log.has_ended();
+        if *cache.state() == State::Stopping && ends && cache.health() == Health::Good {
             return 0;
         }
         if cache.volume(volume).written.len() >= DESTAGED_UNFLUSHED_MAX {

@@ -142,6 +142,17 @@ fn destages_keep_to_their_rate_unless_something_in_the_cache_waits_for_them() {
 }
 
 #[test]
+fn a_drain_goes_on_while_the_shard_stops_until_the_log_has_ended() {
+    let mut bed = Bed::with([1]);
+    bed.rooms.standing.state = State::Stopping;
+    assert_eq!(bed.writes().len(), 1);
+    let mut bed = Bed::with([1]);
+    bed.rooms.standing.state = State::Stopping;
+    bed.rooms.log.end();
+    assert!(bed.writes().is_empty(), "its end would come after that of the shard");
+}
+
+#[test]
 fn the_dirty_target_says_from_where_on_blocks_are_destaged() {
     let mut bed = Bed::with(0..10);
     bed.destaging.draining = false;

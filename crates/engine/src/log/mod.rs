@@ -326,6 +326,11 @@ impl Log {
         self.has_ended = true;
     }
 
+    /// Whether the log has ended.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
     /// Whether at most one segment is free. The last one is reserved for the record that frees
     /// another.
     pub fn is_emergency(&self) -> bool {

@@ -59,7 +59,8 @@ fn make_room(cache: &CacheConfig, size: u64) -> anyhow::Result<()> {
     let witness = Witness::open(&cache.state_dir).context(super::NO_STATE)?;
     let given_up = |superblock: &Superblock| -> anyhow::Result<bool> {
         let record = witness.load(superblock.uuid)?;
-        Ok(record.is_some_and(|record| record.trust == Trust::Nothing && !record.dirty))
+        // Also if it failed, or was retired: its dirty blocks are on the primaries by then.
+        Ok(record.is_some_and(|record| record.trust == Trust::Nothing))
     };
     let all = superblocks(&file);
     let all: Vec<bool> = all.iter().map(given_up).collect::<Result<_, _>>()?;
