@@ -97,7 +97,7 @@ impl Destaging {
         volume: VolumeId,
         state: &DestageState,
     ) -> u32 {
-        // After the end of the log nothing waits for a destage, neither the stop nor the next start.
+        // After the end of the log nothing waits for a destage: it would outlive the shard.
         let ends = !self.draining && self.writing_since(volume).is_none() || cache.log.has_ended();
         if *cache.state() == State::Stopping && ends && cache.health() == Health::Good {
             return 0;
