@@ -209,6 +209,9 @@ impl Shard for Engine {
         self.cache.note_wear();
         self.cache.pump_unanswered();
         self.cache.probe_primaries(fx);
+        if *self.cache.state() == State::Recovering {
+            self.recovery.retry(&mut self.cache, fx);
+        }
         if matches!(self.cache.state(), State::Serving | State::Stopping) {
             let rooms: [fn(&mut Self, &mut Effects); 19] = [
                 |engine, fx| engine.recovery.pump_fences(&mut engine.cache, fx),
@@ -492,6 +495,9 @@ impl Engine {
             deadline = deadline.min(self.cache.now + DESTAGE_TICK);
         }
         if let Some(at) = self.cache.out.next_look() {
+            deadline = deadline.min(at);
+        }
+        if let Some(at) = self.recovery.retry_at() {
             deadline = deadline.min(at);
         }
         if let Some(at) = self.cache.next_probe() {

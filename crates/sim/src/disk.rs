@@ -52,6 +52,9 @@ pub struct DiskProfile {
     pub discards: Discards,
 }
 
+/// How much longer a slow request takes.
+pub const SLOWER: u64 = 20;
+
 /// A misbehavior of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
@@ -216,7 +219,7 @@ impl SimDisk {
             if io.op == IoOp::Flush { self.profile.flush } else { self.profile.latency };
         let mut took = self.rng.within(low, high);
         if self.rng.percent(self.profile.slow_percent) {
-            took *= 20;
+            took *= SLOWER;
         }
         if let Some(Fault::Slow(nanos)) = fault {
             took = nanos;

@@ -6,6 +6,7 @@
 
 use forebay_model::Moments;
 
+use crate::disk::SLOWER;
 use crate::failure::Kind;
 use crate::run::SECOND;
 use crate::world::{Failure, World};
@@ -13,8 +14,10 @@ use crate::world::{Failure, World};
 /// Virtual time in which a cut must be on the primary after the loss.
 const WRITTEN_MAX: u64 = 120 * SECOND;
 /// Greatest age of a primary beyond the write-cache depth, without a fault: the time in which a
-/// disk writes two cuts, if some of its requests are slow and if none is.
-const LATE_MAX: [u64; 2] = [SECOND, SECOND / 4];
+/// disk writes two cuts.
+const LATE_MAX: u64 = SECOND / 4;
+/// Requests in a cut that wait for each other and may be slow: a write and two flushes.
+const SLOW_FLUSHES: u64 = 2;
 
 impl World {
     /// Ends a run whose cache device was lost.
@@ -77,7 +80,9 @@ impl World {
             self.tally.ends[1] += 1;
             self.tally.oldest = self.tally.oldest.max(age);
             let depth = self.setup.write_cache_depth.as_nanos() as u64;
-            let late_max = LATE_MAX[usize::from(self.setup.primary.slow_percent == 0)];
+            let disk = &self.setup.primary;
+            let slow = (disk.latency.1 + SLOW_FLUSHES * disk.flush.1) * SLOWER * 2;
+            let late_max = LATE_MAX + if disk.slow_percent == 0 { 0 } else { slow };
             if !self.was_broken && age > depth + late_max {
                 let age = age / 1_000_000;
                 return Err(self.fail(Kind::Alone, format!("the primary is {age} ms old")));

@@ -21,8 +21,9 @@
 //! in it ([`crate::recovery::resume`]). `docs/internals/recovery.md` says why each row is right.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
-use forebay_block::{Completion, Io, IoBuf};
+use forebay_block::{Completion, Instant, Io, IoBuf};
 use forebay_format::{EntryKind, Footer, PAGE, SegmentSeq, encode_footer, footer_bytes};
 
 use crate::api::{Effects, Health, State, Target, Trust};
@@ -82,6 +83,10 @@ struct Recovery {
     queue: Vec<usize>,
     next: usize,
     in_flight: usize,
+    /// When the first read or write failed.
+    failing_since: Option<Instant>,
+    /// Failed ones that are tried again, and when. They count as in flight.
+    paused: Vec<(Instant, Step)>,
     pass: Pass,
     needed: Needed,
     /// Entries of needed blocks that wait to be applied, by position of the segment.
@@ -93,6 +98,20 @@ struct Recovery {
     /// The last segment with a hole, and whether a hole may have held dirty blocks.
     hole: Option<SegmentSeq>,
     lossy: bool,
+}
+
+/// How long a start waits for a device that fails requests, in all: a path may change, or a bus be
+/// reset. Then a few tries at once must do.
+const ERROR_PATIENCE: Duration = Duration::from_secs(3);
+/// Pause before such a request is tried again.
+const ERROR_PAUSE: Duration = Duration::from_millis(50);
+
+impl Recovery {
+    /// Whether a read or write that failed now is tried again after a pause.
+    fn is_patient(&mut self, now: Instant, step: Step) -> bool {
+        let since = *self.failing_since.get_or_insert(now);
+        step.kind != StepKind::Flush && now.since(since) < ERROR_PATIENCE
+    }
 }
 
 impl Start {
@@ -127,6 +146,8 @@ impl Start {
             queue: (0..segments).collect(),
             next: 0,
             in_flight: 0,
+            failing_since: None,
+            paused: Vec::new(),
             pass: Pass::Full,
             needed: Needed::default(),
             sifted: BTreeMap::new(),
@@ -247,6 +268,9 @@ impl Start {
         fx: &mut Effects,
     ) {
         let Some(r) = self.log.as_mut() else { return };
+        if done.result.is_err() && r.is_patient(cache.now, step) {
+            return r.paused.push((cache.now + ERROR_PAUSE, step));
+        }
         r.in_flight -= 1;
         if let Err(error) = &done.result {
             match step.again() {
@@ -262,6 +286,19 @@ impl Start {
         }
         self.read_instead_of_footer(cache, step, fx);
         self.pump_recovery(cache, detach, compare, fx);
+    }
+
+    /// Tries the reads and writes again whose pause is over.
+    pub fn retry(&mut self, cache: &mut Cache, fx: &mut Effects) {
+        let Some(r) = self.log.as_mut() else { return };
+        let due: Vec<_> = r.paused.extract_if(.., |&mut (at, _)| at <= cache.now).collect();
+        r.in_flight -= due.len();
+        due.into_iter().for_each(|(_, step)| self.start_step(cache, step, fx));
+    }
+
+    /// When the next one is tried again.
+    pub fn retry_at(&self) -> Option<Instant> {
+        self.log.as_ref()?.paused.iter().map(|&(at, _)| at).min()
     }
 
     fn is_loading(&self) -> bool {

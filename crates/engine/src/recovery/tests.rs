@@ -45,7 +45,14 @@ impl Bed {
     fn run(&mut self, mut answer: impl FnMut(&Io) -> IoResult<()>) -> &State {
         let Self { rooms: Rooms { cache, fx, .. }, start, detach, compare, .. } = self;
         start.begin(cache, detach, compare, fx);
-        while let Some((target, io)) = self.rooms.fx.ios.pop() {
+        loop {
+            let Some((target, io)) = self.rooms.fx.ios.pop() else {
+                let Some(at) = self.start.retry_at() else { break };
+                let Rooms { cache, fx, .. } = &mut self.rooms;
+                cache.now = at;
+                self.start.retry(cache, fx);
+                continue;
+            };
             assert_eq!((target, self.rooms.state()), (Target::Cache, &State::Recovering));
             if io.op != IoOp::Read {
                 self.changes.push((io.op, io.range.offset..io.range.end()));
@@ -329,6 +336,25 @@ fn a_read_that_fails_is_tried_again_in_its_place() {
 }
 
 #[test]
+fn a_start_waits_some_seconds_for_a_device_that_fails_everything() {
+    for (time, serves) in [(2900, true), (3200, false)] {
+        let mut rooms = Rooms::new(0);
+        rooms.dirty([1, 2]);
+        let mut bed = Bed::after(rooms);
+        // The device does not see the time, but each request comes once in each pause.
+        let (mut tries, begins) = (std::collections::BTreeMap::new(), time / 50);
+        let state = bed.run(|io| {
+            let tried = tries.entry((io.op == IoOp::Flush, io.range.offset)).or_insert(0);
+            *tried += 1;
+            let fails = io.op == IoOp::Read && *tried <= begins;
+            if fails { Err(ErrorKind::Media.into()) } else { Ok(()) }
+        });
+        assert_eq!(*state == State::Serving, serves, "{time} ms: {state:?}");
+        assert_eq!(bed.block(1), serves.then_some(true));
+    }
+}
+
+#[test]
 fn a_place_that_cannot_be_read_and_may_hold_the_next_records_is_a_loss() {
     let mut rooms = Rooms::new(0);
     rooms.dirty_durable(0..7);
@@ -356,7 +382,7 @@ fn a_log_is_refused_if_its_device_cannot_be_written() {
     let State::Refused(why) = state else { panic!("{state:?}") };
     assert!(why.starts_with("the cache device cannot be written"), "{why}");
     let writes = bed.changes.iter().filter(|(op, _)| *op == IoOp::Write).count();
-    assert_eq!(writes, WRITE_TRIES as usize);
+    assert_eq!(writes, 60 + WRITE_TRIES as usize, "for three seconds, and then at once");
 }
 
 #[test]
