@@ -695,6 +695,26 @@ fn a_retired_cache_becomes_one_of_another_size() {
     server.stop(&[]);
 }
 
+/// A volume that was added has been written when the server dies: the configuration of before does
+/// not know it, and must not come back.
+#[test]
+fn a_server_that_dies_soon_after_a_volume_came_and_was_written_keeps_it() {
+    let mut plan = Plan::new(&["a", "b"]);
+    plan.cache += "\nwrite_cache_depth = \"1h\"\nidle_destage = \"0s\"";
+    let both = plan.volumes.clone();
+    plan.volumes.pop();
+    let server = plan.start();
+    plan.connect("a").write(0, &noise(1, 1 << 20), true).expect("it is written");
+    plan.volumes = both;
+    plan.apply(&server);
+    plan.connect("b").write(0, &noise(2, 1 << 20), true).expect("it is written");
+    server.kill_kept();
+    until("another server", || forebay(&["status", &server.control_argument()]).status.success());
+    assert!(read(&mut plan.connect("b"), 0, MIB) == noise(2, 1 << 20));
+    assert!(read(&mut plan.connect("a"), 0, MIB) == noise(1, 1 << 20));
+    server.stop(&[]);
+}
+
 /// A cache has 64 ids for volumes. Those of volumes that are gone come back when the log has
 /// forgotten them.
 #[test]

@@ -184,12 +184,18 @@ impl<'a> Life<'a> {
             sum.rounds += 1;
             let how = match self.numbers.below(10) {
                 0..3 => End::Stays,
+                3..5 if self.pool.is_kept() => End::Dies,
                 3..7 => End::Kill,
                 7 => End::Stop,
                 _ => End::Drained,
             };
             self.round(how, sum)?;
             if how == End::Stays {
+                continue;
+            }
+            if how == End::Dies {
+                self.serves(true)?;
+                self.verify(sum)?;
                 continue;
             }
             let (numbers, log) = (&mut *self.numbers, self.log);
@@ -221,9 +227,15 @@ impl<'a> Life<'a> {
         self.log.say(&format!("started in {:.2} s", took.as_secs_f64()));
         sum.starts += 1;
         sum.slowest = sum.slowest.max(took);
-        let status = self.pool.status()?;
         // With `--accept-primary` the cache is emptied and left.
-        let is_good = status["health"] == "good" || !flags.is_empty();
+        self.serves(flags.is_empty())
+    }
+
+    /// Checks a server that has just started, with a good cache if it must have one, and notes what
+    /// it begins with.
+    fn serves(&mut self, is_cached: bool) -> anyhow::Result<()> {
+        let status = self.pool.status()?;
+        let is_good = status["health"] == "good" || !is_cached;
         ensure!(is_good, "after a start health is {}", status["health"]);
         self.pool.set_retired(false);
         let found = status["volumes"].as_array().context("a status has volumes")?;
@@ -346,7 +358,7 @@ impl<'a> Life<'a> {
                 Ok(())
             }
             End::Drained => self.alone(None, sum),
-            End::Kill | End::Stop => Ok(()),
+            End::Kill | End::Dies | End::Stop => Ok(()),
         }
     }
 
@@ -380,6 +392,15 @@ fn end(pool: &mut Pool, how: End, signs: &Signs, log: &Log) -> anyhow::Result<()
             log.say("kill");
             signs.going.store(true, Ordering::SeqCst);
             return pool.kill();
+        }
+        End::Dies => {
+            signs.going.store(true, Ordering::SeqCst);
+            let took = pool.die()?;
+            log.say(&format!(
+                "kill, but not the keeper: served again after {:.2} s",
+                took.as_secs_f64()
+            ));
+            return Ok(());
         }
         End::Stop => &["stop"],
         End::Drained => &["stop", "--drain"],

@@ -24,6 +24,8 @@ pub enum End {
     Stays,
     /// By SIGKILL.
     Kill,
+    /// By SIGKILL, and its keeper started another one.
+    Dies,
     /// It was stopped in order.
     Stop,
     /// It was stopped in order, with nothing dirty left.

@@ -13,10 +13,11 @@ use serde_json::Value;
 
 use super::device::Device;
 use super::volume::Volume;
-use crate::rig::cleanup::Process;
+use crate::rig::cleanup::{self, Process};
 use crate::rig::place::Place;
 use forebay_block::testing::Numbers;
 use forebay_device::STRAGGLE_MAX;
+use rustix::process::Signal;
 
 /// Time limit for a start, a stop or a command. A stop with a drain gives up after half a minute
 /// without progress.
@@ -88,6 +89,8 @@ pub struct Pool {
     killed: bool,
     /// When the server was ready.
     since: Instant,
+    /// Number of its predecessors that were killed under the same keeper.
+    deaths: usize,
     binary: PathBuf,
     /// The directory for everything.
     pub place: Place,
@@ -107,7 +110,7 @@ impl Pool {
     /// A pool whose server is not started.
     pub fn new(binary: PathBuf, place: Place, setup: Setup, volumes: Vec<Volume>) -> Self {
         let (setup, since) = (Mutex::new(setup), Instant::now());
-        Self { server: None, volumes, setup, killed: false, since, binary, place }
+        Self { server: None, volumes, setup, killed: false, since, deaths: 0, binary, place }
     }
 
     /// The socket for clients.
@@ -214,9 +217,8 @@ impl Pool {
         })?;
         if ready.starts_with("ready ") {
             self.server = Some(process);
-            self.since = Instant::now();
-            let held = self.volumes.iter().filter(|one| self.killed && one.san().is_some());
-            held.for_each(|volume| volume.notice.hold());
+            self.deaths = 0;
+            self.is_up();
             return Ok(Ok(begin.elapsed()));
         }
         let status = process.wait(PATIENCE)?;
@@ -228,6 +230,27 @@ impl Pool {
             tail(&said)
         );
         Ok(Err(last))
+    }
+
+    /// Notes that a server is ready.
+    fn is_up(&mut self) {
+        self.since = Instant::now();
+        let held = self.volumes.iter().filter(|one| self.killed && one.san().is_some());
+        held.for_each(|volume| volume.notice.hold());
+    }
+
+    /// Kills the server. Returns the time until another one serves, which its keeper has started.
+    pub fn die(&mut self) -> anyhow::Result<Duration> {
+        let process = |status: &Value| status["pid"].as_u64().context("a status has a pid");
+        let (before, begin) = (process(&self.status()?)?, Instant::now());
+        cleanup::send(u32::try_from(before)?, Signal::KILL)?;
+        (self.killed, self.deaths) = (true, self.deaths + 1);
+        while self.status().and_then(|status| process(&status)).map_or(true, |now| now == before) {
+            ensure!(begin.elapsed() < PATIENCE, "nothing serves after a death: {}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.is_up();
+        Ok(begin.elapsed())
     }
 
     /// Starts the server, which must succeed.
@@ -291,7 +314,9 @@ impl Pool {
             bail!("the server ended by itself, with {status}: {}", self.log());
         }
         // By its keeper, so that nobody has noticed.
-        ensure!(!server.said().contains("is started again"), "the server died: {}", self.log());
+        let deaths = fs::read_to_string(self.place.path("server.log"))?;
+        let deaths = deaths.matches("is started again").count();
+        ensure!(deaths == self.deaths, "the server died: {}", self.log());
         Ok(())
     }
 

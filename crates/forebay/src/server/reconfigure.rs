@@ -184,6 +184,9 @@ impl Reconfiguration {
             differences.volumes.iter().any(removed)
         };
         let new_cache = matches!(way, Way::NewCache);
+        // The server of before could not serve what clients have written to a volume that it does
+        // not know, or to a cache; and a primary that was released may be in other use.
+        let stays = new_cache || !differences.volumes.is_empty();
         let leaving: Vec<Leaving> = all
             .filter(|(_, volume)| new_cache || goes(&volume.name))
             .map(|(place, volume)| (place, volume.id))
@@ -199,7 +202,7 @@ impl Reconfiguration {
         let (this, id, all) = (Arc::clone(self), begun.id, leaving.clone());
         let work = move || {
             let outcome = this.prepare(id, &all, &applying);
-            let go = |()| this.upgrades.go(id, new_cache).map_err(|error| error.to_string());
+            let go = |()| this.upgrades.go(id, stays).map_err(|error| error.to_string());
             match outcome.and_then(go) {
                 Ok(()) => this.await_failure(id),
                 Err(why) => this.upgrades.fail(id, why),
