@@ -158,16 +158,33 @@ fn kill(child: &mut Child) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A stopped keeper starts nothing and reaps nothing, so its children's numbers stay theirs.
+/// A stopped keeper starts nothing and reaps nothing, so its children's numbers stay theirs. Their
+/// files are closed when this returns.
 fn kill_family(keeper: &mut Child) -> anyhow::Result<()> {
     if keeper.try_wait()?.is_some() {
         return Ok(());
     }
     send(keeper.id(), Signal::STOP)?;
-    for child in children(keeper.id()) {
+    let children = children(keeper.id());
+    for &child in &children {
         send(child, Signal::KILL)?;
     }
+    let limit = Instant::now() + PATIENCE;
+    for child in children {
+        while !has_ended(child) {
+            ensure!(Instant::now() < limit, "process {child} does not end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
     kill(keeper)
+}
+
+/// Whether all threads of a process have ended, and only its parent does not know yet.
+fn has_ended(pid: u32) -> bool {
+    let state = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let runs =
+        state.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'));
+    !runs && fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count) <= 1
 }
 
 /// Sends a signal to a process.
