@@ -194,6 +194,7 @@ impl<'a> Life<'a> {
                 continue;
             }
             if how == End::Dies {
+                self.pool.hold();
                 self.serves(true)?;
                 self.verify(sum)?;
                 continue;

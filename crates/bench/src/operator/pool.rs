@@ -217,8 +217,8 @@ impl Pool {
         })?;
         if ready.starts_with("ready ") {
             self.server = Some(process);
-            self.deaths = 0;
-            self.is_up();
+            (self.deaths, self.since) = (0, Instant::now());
+            self.hold();
             return Ok(Ok(begin.elapsed()));
         }
         let status = process.wait(PATIENCE)?;
@@ -232,9 +232,8 @@ impl Pool {
         Ok(Err(last))
     }
 
-    /// Notes that a server is ready.
-    fn is_up(&mut self) {
-        self.since = Instant::now();
+    /// Notes that changes of the volumes wait if the server before this one was killed.
+    pub fn hold(&self) {
         let held = self.volumes.iter().filter(|one| self.killed && one.san().is_some());
         held.for_each(|volume| volume.notice.hold());
     }
@@ -249,7 +248,7 @@ impl Pool {
             ensure!(begin.elapsed() < PATIENCE, "nothing serves after a death: {}", self.log());
             std::thread::sleep(Duration::from_millis(5));
         }
-        self.is_up();
+        self.since = Instant::now();
         Ok(begin.elapsed())
     }
 
