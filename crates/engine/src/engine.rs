@@ -209,9 +209,7 @@ impl Shard for Engine {
         self.cache.note_wear();
         self.cache.pump_unanswered();
         self.cache.probe_primaries(fx);
-        if *self.cache.state() == State::Recovering {
-            self.recovery.retry(&mut self.cache, fx);
-        }
+        self.recovery.retry(&mut self.cache, fx);
         if matches!(self.cache.state(), State::Serving | State::Stopping) {
             let rooms: [fn(&mut Self, &mut Effects); 19] = [
                 |engine, fx| engine.recovery.pump_fences(&mut engine.cache, fx),

@@ -16,7 +16,7 @@ impl Cache {
         let buckets = index.buckets();
         let end = from.saturating_add(PART);
         let blocks = if from < buckets {
-            index.part(from..end.min(buckets)).map(|(key, _)| self.listed(key)).collect()
+            index.slots(from..end.min(buckets)).map(|(key, _)| self.listed(key)).collect()
         } else {
             let in_ram = |place| self.ram.recent().at(u32::try_from(place).ok()?);
             let places = from - buckets..end - buckets;

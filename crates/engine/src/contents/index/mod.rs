@@ -221,12 +221,6 @@ impl Index {
         self.shape.total()
     }
 
-    /// The blocks in a range of buckets, in no particular order. The few blocks that have found no
-    /// place in a bucket are in none.
-    pub fn part(&self, buckets: std::ops::Range<u64>) -> impl Iterator<Item = (Key, Place)> {
-        self.slots(buckets)
-    }
-
     /// Up to `most` blocks at a place that `random` chooses, in no particular order.
     pub fn sample(&self, random: u64, most: usize) -> impl Iterator<Item = (Key, Place)> {
         let buckets = self.shape.total();
@@ -237,8 +231,9 @@ impl Index {
         self.slots(first..end).chain(self.slots(0..again)).take(most)
     }
 
-    /// The blocks in a range of buckets.
-    fn slots(&self, range: std::ops::Range<u64>) -> impl Iterator<Item = (Key, Place)> {
+    /// The blocks in a range of buckets, in no particular order. The few blocks that have found no
+    /// place in a bucket are in none.
+    pub fn slots(&self, range: std::ops::Range<u64>) -> impl Iterator<Item = (Key, Place)> {
         range.flat_map(move |address| {
             let used = self.table.get(address).0.iter().filter(|slot| !slot.is_free());
             used.map(move |&slot| (self.key_of(self.shape.partition(address), slot), slot.place()))
