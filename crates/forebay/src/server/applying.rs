@@ -9,6 +9,8 @@ use forebay_block::{VOLUMES_MAX, VolumeId};
 use forebay_control::config::Config;
 use forebay_runtime::{StateDir, sealed, unsealed};
 
+use crate::server::warm_up::WarmUp;
+
 /// Name of the file.
 const NAME: &str = "applying";
 /// Its first line.
@@ -60,12 +62,13 @@ impl Applying {
         state.replace(NAME, &sealed(&body))
     }
 
-    /// Removes it: it is in force, or has failed.
+    /// Removes it, and the list for a warm-up: it is in force, or has failed.
     ///
     /// # Errors
     /// If it cannot be removed.
     pub fn end(state: &StateDir) -> io::Result<()> {
-        state.remove(NAME)
+        state.remove(NAME)?;
+        WarmUp::end(state)
     }
 }
 

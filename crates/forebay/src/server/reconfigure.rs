@@ -311,7 +311,7 @@ impl Reconfiguration {
     /// Serves on as before.
     fn go_on(&self, leaving: &[Leaving]) {
         self.gives_up_cache.store(false, Ordering::SeqCst);
-        if let Err(error) = Applying::end(&self.state).and_then(|()| WarmUp::end(&self.state)) {
+        if let Err(error) = Applying::end(&self.state) {
             tracing::warn!(%error, "left behind by a hand-over that failed");
         }
         let in_force = locked(&self.in_force);

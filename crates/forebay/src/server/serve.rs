@@ -16,7 +16,7 @@ use forebay_control::{
     Wanted, WebServer, default_socket,
 };
 use forebay_engine::{Health, VolumeState};
-use forebay_runtime::{Left, Pool, SessionFactory, Stopped};
+use forebay_runtime::{Left, Pool, SessionFactory, StateDir, Stopped};
 use forebay_volume::Registry;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -59,16 +59,17 @@ pub fn run(mut args: ServeArgs) -> anyhow::Result<()> {
         Signals::catch()?
     };
     let mut kept = if args.kept { Kept::receive()? } else { Kept::default() };
-    let (config, text) = if kept.is_successor() {
+    let (config, text, warm_up) = if kept.is_successor() {
         prepare_to_take_over(&mut args, &mut kept)?
     } else {
-        args.config(&mut kept)?
+        let (config, text) = args.config(&mut kept)?;
+        (config, text, None)
     };
     let is_first = !kept.is_restart();
     process::prepare(config.memory.lock, config.server.fuse.is_some());
     let applying = Applying::of(&config, text.as_deref())?;
     let keeper = kept.line();
-    let started = Serving::start(&args, &config, applying.as_ref(), kept);
+    let started = Serving::start(&args, &config, applying.as_ref(), warm_up, kept);
     let mut serving = started.inspect_err(|error| {
         let unable = Message::Unable { why: crate::explained(error) };
         // It is in the log too.
@@ -90,14 +91,23 @@ pub fn run(mut args: ServeArgs) -> anyhow::Result<()> {
 }
 
 /// Checks whether this program can take over from the server that serves, and waits until it may.
+/// Returns the configuration, its text, and the list for a new cache, which is read before clients
+/// wait.
 fn prepare_to_take_over(
     args: &mut ServeArgs,
     kept: &mut Kept,
-) -> anyhow::Result<(Config, Option<String>)> {
+) -> anyhow::Result<(Config, Option<String>, Option<WarmUp>)> {
     let checked = args.config(kept).and_then(|(config, text)| {
         let applying = Applying::of(&config, text.as_deref())?;
         takeover::check(&config, applying.is_some())?;
-        Ok((config, text))
+        let warm_up = applying.filter(|applying| applying.new_cache).and_then(|_| {
+            let state = StateDir::open(&config.cache.state_dir);
+            state.and_then(|state| WarmUp::take(&state)).unwrap_or_else(|error| {
+                tracing::warn!(%error, "the cache begins empty");
+                None
+            })
+        });
+        Ok((config, text, warm_up))
     });
     if let Err(error) = &checked {
         kept.tell(&Message::Unable { why: crate::explained(error) })?;
@@ -218,6 +228,7 @@ impl Serving {
         args: &ServeArgs,
         config: &Config,
         applying: Option<&Applying>,
+        warm_up: Option<WarmUp>,
         mut kept: Kept,
     ) -> anyhow::Result<Self> {
         // Before anything is taken of what an earlier server has left.
@@ -297,10 +308,6 @@ impl Serving {
             running.keep_settings()?;
         }
         Applying::end(cache.state())?;
-        let warm_up = WarmUp::take(cache.state()).unwrap_or_else(|error| {
-            tracing::warn!(%error, "the cache begins empty");
-            None
-        });
         kept.hold(&name, "", socket.as_fd())?;
         let events = events::open(cache.state(), cache.uuid(), &config.events, came)?;
         let monitor = Monitor::start(Arc::clone(&running) as Arc<dyn PoolControl>, events)?;
@@ -308,7 +315,7 @@ impl Serving {
         let web = web.map(|web| web.serve(&monitor, &kept)).transpose()?;
         let door = clients.serve(&pool, &buffers, &kept)?;
         tracing::info!(endpoints = endpoints.join(" "), "serving");
-        if let Some(list) = warm_up.filter(|_| applying.is_some_and(|one| one.new_cache)) {
+        if let Some(list) = warm_up {
             running.warm_up(list);
         }
         let mount = point;
