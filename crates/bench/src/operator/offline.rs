@@ -229,24 +229,22 @@ fn away(between: &mut Between<'_>) -> anyhow::Result<()> {
     san.set_off(true);
     san.cut_links();
     let started = between.pool.try_start(&[]);
-    let outcome = match &started {
+    let served = match &started {
         Ok(Ok(_)) => others_are_served(between, &name),
-        Ok(Err(said)) => {
-            between.log.say("refused, while the NBD server is away");
-            ensure!(said.contains(&name), "refused without a word of {name}: {said}");
-            let is_alone = between.pool.served().count() == 1;
-            // The names on record are those of the last start.
-            ensure!(!is_known || is_alone, "the others were not served: {said}");
-            Ok(())
-        }
-        Err(_) => Ok(()),
+        _ => Ok(()),
     };
     san.set_off(false);
-    started?.map_or(Ok(()), |_| {
-        between.end = End::Kill;
-        between.pool.kill()
-    })?;
-    outcome
+    if let Err(said) = started? {
+        between.log.say("refused, while the NBD server is away");
+        ensure!(said.contains(&name), "refused without a word of {name}: {said}");
+        let is_alone = between.pool.served().count() == 1;
+        // The names on record are those of the last start.
+        ensure!(!is_known || is_alone, "the others were not served: {said}");
+        return Ok(());
+    }
+    between.end = End::Kill;
+    between.pool.kill()?;
+    served
 }
 
 /// Checks the volumes beside one whose primary is away.
