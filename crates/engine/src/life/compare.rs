@@ -23,6 +23,7 @@ use crate::contents::{Place, Stored};
 use crate::form::AssociateOwner;
 use crate::form::decode;
 use crate::key::Key;
+use crate::life::purge::Purge;
 use crate::log::builder::Expect;
 use crate::log::read::{Reader, SegmentRead};
 use crate::ticket::Ticket;
@@ -88,6 +89,8 @@ struct Drop {
     again: VecDeque<u64>,
     /// The drop is complete when this record is in the log.
     until: Lsn,
+    /// The same in RAM; nothing of this has begun while there is none.
+    purge: Option<Purge>,
 }
 
 /// The `n`th stripe to visit of `count`: both ends first, then in strides of the golden ratio,
@@ -352,13 +355,18 @@ impl Compare {
         self.keys.clear();
         let state = cache.volume_mut(volume);
         (state.distrusted, state.changed) = (true, true);
-        let (next, again, until) = (0, VecDeque::new(), Lsn(0));
-        self.drops.push_back(Drop { volume, next, again, until });
+        let (next, again, until, purge) = (0, VecDeque::new(), Lsn(0), None);
+        self.drops.push_back(Drop { volume, next, again, until, purge });
     }
 
     /// Logs that clean blocks are gone.
     fn drop_clean(&mut self, cache: &mut Cache, fx: &mut Effects) {
         let Some(mut job) = self.drops.pop_front() else { return };
+        // The record being built may have blocks that were admitted before; no more are.
+        if job.purge.is_none() && !cache.close_record(fx) {
+            return self.drops.push_front(job);
+        }
+        let purged = job.purge.get_or_insert_with(|| Purge::new(job.volume)).step(cache);
         let count = Self::stripes(cache, job.volume);
         for _ in 0..STRIPES_DROPPED {
             let stripe = match job.next < count {
@@ -374,7 +382,8 @@ impl Compare {
             }
             job.next = job.next.max(stripe + 1);
         }
-        if job.next >= count && job.again.is_empty() && cache.log.next_lsn() > job.until {
+        let dropped = job.next >= count && job.again.is_empty();
+        if purged && dropped && cache.log.next_lsn() > job.until {
             cache.volume_mut(job.volume).distrusted = false;
         } else {
             self.drops.push_front(job);
@@ -402,9 +411,6 @@ impl Compare {
             let kind = EntryKind::Invalidate;
             if !cache.push_bare(fx, first, count, kind, false, Expect::Always) {
                 return false;
-            }
-            for key in (first.0..first.0 + u64::from(count)).map(Key) {
-                cache.ram.remove(key);
             }
             // A direct write that finds the block gone must wait until this entry is durable.
             cache.log.raise_barrier();

@@ -2,6 +2,7 @@
 
 pub(crate) mod compare;
 pub(crate) mod detach;
+mod purge;
 pub(crate) mod stop;
 
 use forebay_block::Instant;

@@ -32,8 +32,10 @@ use crate::tries::Tries;
 mod alone;
 mod packed;
 mod split;
+mod walk;
 
 pub use alone::{Alone, Round};
+pub use walk::Walk;
 
 /// CPU time for compressing a victim, or for bringing a block back.
 const COST: Duration = Duration::from_micros(5);

@@ -70,6 +70,18 @@ impl Packed {
         self.known.contains_key(&key)
     }
 
+    /// Up to `most` blocks from the one numbered `from` on, and the number to continue at; `None`
+    /// if there are no more. Numbers are in the order in which blocks came.
+    pub fn keys_from(&self, from: u64, most: usize) -> Option<(Vec<Key>, u64)> {
+        let skipped = from.saturating_sub(self.first) as usize;
+        let end = (skipped + most).min(self.entries.len());
+        let numbers = self.first..;
+        let known = numbers.zip(&self.entries).take(end).skip(skipped);
+        let known = known.filter(|(number, entry)| self.known.get(&entry.key) == Some(number));
+        let keys = known.map(|(_, entry)| entry.key).collect();
+        (skipped < end).then(|| (keys, self.first + end as u64))
+    }
+
     /// Decodes a block into `room`; returns the block's age in the stream.
     pub fn get(&self, bytes: &[u8], key: Key, room: &mut [u8; BLOCK_SIZE]) -> Option<Age> {
         let number = self.known.get(&key)?;

@@ -319,6 +319,7 @@ impl Requests {
             return;
         }
         let current = cache.contents.same_version(item.key, &item.place).is_some();
+        let current = current && !cache.is_distrusted(item.key);
         let wanted = cache.ram.has_room_for(item.key) || Self::is_preferred(cache, item.key);
         if current && wanted && !cache.locks.is_locked(item.key) {
             cache.make_way(item.key, fx);
