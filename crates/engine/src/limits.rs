@@ -46,6 +46,8 @@ pub const ZEROES_DIRECT_BLOCKS: u64 = 64;
 /// One block in this many of the index may be stored as a delta, which bounds the memory that bases
 /// take. The same fraction of the log, its oldest part, is not used for bases.
 pub const BASES_SHARE: u64 = 8;
+/// For each block to which later segments may give a payload in a segment, it has this many bytes.
+pub const SHARERS_ONE_IN: u32 = 1024;
 /// One block in this many of the index may be stored against a similar block, or share a payload;
 /// each takes 40 bytes of memory.
 pub const SIMILAR_SHARE: u64 = 2;

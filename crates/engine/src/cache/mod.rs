@@ -306,6 +306,11 @@ impl Cache {
         volume.order.blocks_max.is_some() && !volume.config.mode.is_complete()
     }
 
+    /// Whether the cache may take any write of the volume while the primary is away.
+    pub(crate) fn may_stand_in(&self, volume: VolumeId) -> bool {
+        !self.volume(volume).config.mode.is_complete() && self.health() == Health::Good
+    }
+
     /// Whether reads of the volume may bring blocks into the cache.
     pub(crate) fn admits_reads(&self, volume: VolumeId) -> bool {
         let volume = self.volume(volume);
@@ -318,16 +323,17 @@ impl Cache {
     }
 
     /// Notes that the device could not read a dirty block back. The read is tried again after a
-    /// pause, and nothing waits for it.
-    pub(crate) fn note_unreadable(&mut self, key: Key) {
+    /// pause, which is returned, and nothing waits for it.
+    pub(crate) fn note_unreadable(&mut self, key: Key) -> Duration {
         self.contents.note_unreadable(key, self.now + UNREADABLE_PAUSE);
+        UNREADABLE_PAUSE
     }
 
-    /// Whether it is too early to retry reading a block back.
+    /// Whether it is too early to read a block back: it could not be read a short time ago, or a
+    /// write to a failed cache is changing it.
     pub(crate) fn rests(&self, key: Key) -> bool {
-        self.health() != Health::Good
-            && (self.locks.is_locked(key)
-                || self.contents.unreadable_until(key).is_some_and(|until| until > self.now))
+        let is_changing = self.health() != Health::Good && self.locks.is_locked(key);
+        is_changing || self.contents.unreadable_until(key).is_some_and(|until| until > self.now)
     }
 
     /// Whether the log no longer counts for a block's stripe.

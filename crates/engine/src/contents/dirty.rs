@@ -61,6 +61,8 @@ impl Bits {
 struct Stripe {
     dirty: Bits,
     destaging: Bits,
+    /// Of these, those that were written again since they set out.
+    newer: Bits,
     /// Rewritten while dirty, since destaging last passed.
     again: Bits,
     /// The first blocks of full stripes of the primary that destaging has left to be filled.
@@ -73,8 +75,16 @@ struct Stripe {
 impl Stripe {
     fn new() -> Self {
         let (none, since) = (Bits::default(), Instant::NEVER);
-        let left = none;
-        Self { dirty: none, destaging: none, again: none, left, old: none, oldest: since, since }
+        Self {
+            dirty: none,
+            destaging: none,
+            newer: none,
+            again: none,
+            left: none,
+            old: none,
+            oldest: since,
+            since,
+        }
     }
 
     /// Notes that a block has been dirty since `at` or later, and is not one of the old ones.
@@ -216,6 +226,14 @@ impl Dirty {
         self.stripes.get(&stripe).is_some_and(|s| s.destaging.get(i))
     }
 
+    /// Whether the newest version of a dirty block is on its way to the primary. Where it is on the
+    /// cache device does not matter: reclaim may have copied it.
+    pub fn is_newest_destaging(&self, key: Key) -> bool {
+        let (stripe, i) = stripe_of(key);
+        let of_stripe = self.stripes.get(&stripe);
+        of_stripe.is_some_and(|s| s.dirty.get(i) && s.destaging.get(i) && !s.newer.get(i))
+    }
+
     /// Whether the primary lacks the newest version of a block, or may still receive an older one.
     pub fn is_unsettled(&self, key: Key) -> bool {
         self.contains(key) || self.is_destaging(key)
@@ -239,6 +257,7 @@ impl Dirty {
         }
         if is_new || by_client {
             stripe.again.set(i, !is_new);
+            stripe.newer.set(i, stripe.destaging.get(i));
         }
         if is_new {
             let before = stripe.counts();
@@ -268,6 +287,7 @@ impl Dirty {
         let (number, i) = stripe_of(key);
         if let Some(stripe) = self.stripes.get_mut(&number) {
             stripe.destaging.set(i, true);
+            stripe.newer.set(i, false);
         }
     }
 
@@ -276,6 +296,7 @@ impl Dirty {
     pub fn end_destaging(&mut self, key: Key, started: Option<Instant>) {
         self.change(key, |stripe, i| {
             stripe.destaging.set(i, false);
+            stripe.newer.set(i, false);
             if let Some(started) = started.filter(|_| stripe.dirty.get(i)) {
                 stripe.is_dirty_since(i, started);
             }

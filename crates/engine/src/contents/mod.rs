@@ -49,7 +49,7 @@ pub struct Contents {
     dirty: Dirty,
     /// Blocks that cannot be read back; all of them are dirty.
     fenced: Fenced,
-    /// Dirty blocks that could not be read back from a failed device, and when to try again.
+    /// Dirty blocks that could not be read back from the device, and when to try again.
     unreadable: BTreeMap<Key, Instant>,
     sharing: Sharing,
     /// Indexed by position: the segments of the log, then the extents of the store.
@@ -291,6 +291,7 @@ impl Contents {
             self.bases.insert(key, Base { place, of_another: true });
         }
         self.set_base_dirty(key, place.dirty);
+        self.forget_unreadable(key);
         if place.dirty {
             // A copy forward keeps its age; a rewrite gets the age of its stripe.
             self.dirty.insert(now, key, by_client);
@@ -328,8 +329,9 @@ impl Contents {
         self.forget_unreadable(key);
     }
 
-    /// Notes that the primary has a block's newest version, which is at `place`.
-    pub fn mark_clean(&mut self, key: Key, place: &Place) {
+    /// Notes that the primary has the newest version of a dirty block.
+    pub fn mark_clean(&mut self, key: Key) {
+        let place = self.index.get(key).expect("a dirty block is cached");
         self.count_dirty(place.segment, key.volume(), true, false);
         self.index.update(key, |place| place.dirty = false);
         self.set_base_dirty(key, false);
@@ -374,8 +376,7 @@ impl Contents {
         self.dirty.end_destaging(key, started);
     }
 
-    /// Notes that a failed device could not read a dirty block back: it is not retried before
-    /// `until`.
+    /// Notes that the device could not read a dirty block back: it is not retried before `until`.
     pub fn note_unreadable(&mut self, key: Key, until: Instant) {
         self.unreadable.insert(key, until);
     }
@@ -383,6 +384,11 @@ impl Contents {
     /// The time before which a block that could not be read back is not retried.
     pub fn unreadable_until(&self, key: Key) -> Option<Instant> {
         self.unreadable.get(&key).copied()
+    }
+
+    /// Forgets which blocks could not be read back.
+    pub fn forget_all_unreadable(&mut self) {
+        self.unreadable.clear();
     }
 
     fn forget_unreadable(&mut self, key: Key) {

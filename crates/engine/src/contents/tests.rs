@@ -150,7 +150,7 @@ impl Walk {
 
     fn mark_clean(&mut self) {
         let Some((key, known)) = self.pick(|known| known.place.dirty) else { return };
-        self.contents.mark_clean(key, &known.place);
+        self.contents.mark_clean(key);
         let clean = |place| Place { dirty: false, ..place };
         let base = known.base.map(|(base, of_another)| (clean(base), of_another));
         self.map.insert(key, Known { place: clean(known.place), base });

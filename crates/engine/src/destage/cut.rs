@@ -337,17 +337,17 @@ impl Destaging {
         self.release_versions(cache, id);
         let destage = self.destages.get_mut(id);
         let (volume, blocks) = (destage.volume, destage.blocks);
-        let is_good = destage.error.is_none() && destage.bad.is_empty();
-        let is_unread = destage.error.is_some();
+        let error = destage.error.take();
+        let is_good = error.is_none() && destage.bad.is_empty();
         let cut = self.cuts.get_mut(&volume).expect("a part lives as long as its destages");
         cut.gathering -= 1;
         if is_good && cut.step == Step::Staging {
             cut.ready.insert(blocks.first, id);
             return;
         }
-        if is_unread {
+        if let Some(error) = error {
             cache.probe_cache(fx);
-            self.fail_reads(cache, id);
+            self.fail_reads(cache, id, &error);
         }
         self.fence_bad(cache, id);
         self.forget(cache, id, false);

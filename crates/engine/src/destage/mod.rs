@@ -314,11 +314,9 @@ impl Destaging {
         ready.then_some(Version { place, seq, base, passed: false })
     }
 
-    /// Whether a version is the newest one in the log. A passed version never is: the primary may
-    /// have received another version, even if the block shares the same payload again.
+    /// Whether a version is the newest one of its block. A passed version never is.
     fn is_newest(cache: &Cache, key: Key, version: &Version) -> bool {
-        let same = !version.passed && cache.contents.same_version(key, &version.place).is_some();
-        same && cache.log.seq_of(&version.place) == version.seq
+        !version.passed && cache.contents.dirty().is_newest_destaging(key)
     }
 
     /// Starts to destage a block with its neighbors in the stripe. Returns the key at which to
@@ -356,11 +354,13 @@ impl Destaging {
         };
         let stripe_end = (key.0 / STRIPE_BLOCKS + 1) * STRIPE_BLOCKS;
         let mut versions = vec![first];
-        while key.0 + (versions.len() as u64) < stripe_end {
+        // One that could not be read goes alone, so that neighbors do not fail with it.
+        let is_alone = |cache: &Cache, key| cache.contents.unreadable_until(key).is_some();
+        while !is_alone(cache, key) && key.0 + (versions.len() as u64) < stripe_end {
             let next = Key(key.0 + versions.len() as u64);
             match Self::may_destage(cache, next) {
-                Some(version) => versions.push(version),
-                None => break,
+                Some(version) if !is_alone(cache, next) => versions.push(version),
+                _ => break,
             }
         }
         let blocks = BlockRange { first: key.block(), count: versions.len() as u64 };
@@ -435,12 +435,9 @@ impl Destaging {
             return self.staged(cache, id, fx);
         }
         if let Some(error) = self.destages.get_mut(id).error.take() {
-            // The blocks are destaged again after a pause.
+            // The blocks are read again after a pause; the others of the volume need not wait.
             cache.probe_cache(fx);
-            if cache.health() == Health::Good {
-                self.back_off(cache, id, &error);
-            }
-            self.fail_reads(cache, id);
+            self.fail_reads(cache, id, &error);
             self.ended(cache, id, &Err(error));
             return self.forget(cache, id, false);
         }
@@ -453,15 +450,18 @@ impl Destaging {
         self.forget(cache, id, false);
     }
 
-    /// Notes which blocks a failed device could not read back.
-    fn fail_reads(&mut self, cache: &mut Cache, id: Id) {
-        if cache.health() == Health::Good {
-            return;
-        }
+    /// Notes which blocks the cache device could not read back.
+    fn fail_reads(&mut self, cache: &mut Cache, id: Id, error: &IoError) {
         let destage = self.destages.get_mut(id);
         let (volume, first) = (destage.volume, destage.blocks.first);
         for at in std::mem::take(&mut destage.unread) {
-            cache.note_unreadable(Key::new(volume, first + at as u64));
+            let key = Key::new(volume, first + at as u64);
+            let is_new = cache.contents.unreadable_until(key).is_none();
+            let pause = cache.note_unreadable(key);
+            if is_new && cache.health() == Health::Good {
+                let blocks = BlockRange { first: key.block(), count: 1 };
+                cache.tell(Event::DestageFailed { volume, blocks, kind: error.kind(), pause });
+            }
         }
     }
 
@@ -470,7 +470,10 @@ impl Destaging {
         let destage = self.destages.get(id);
         for &at in &destage.bad {
             let key = Key::new(destage.volume, destage.blocks.first + at as u64);
-            if Self::is_newest(cache, key, &destage.versions[at]) {
+            // A copy of it may be good.
+            let Version { place, seq, .. } = &destage.versions[at];
+            let same = cache.contents.same_version(key, place).is_some();
+            if same && cache.log.seq_of(place) == *seq {
                 cache.fence(key);
             }
         }
@@ -634,8 +637,8 @@ impl Destaging {
             if settles && !version.passed {
                 cache.volume_mut(destage.volume).leftover.remove(&key);
             }
-            if durable && newest && cache.contents.dirty().contains(key) {
-                cache.contents.mark_clean(key, &version.place);
+            if durable && newest {
+                cache.contents.mark_clean(key);
             }
             if !version.passed {
                 cache.contents.end_destaging(key, started);

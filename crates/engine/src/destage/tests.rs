@@ -4,6 +4,7 @@ use forebay_block::ErrorKind;
 
 use super::*;
 use crate::api::{Mode, Pace, Part};
+use crate::cache::UNREADABLE_PAUSE;
 use crate::log::read::Reader;
 use crate::testing::VOLUME;
 use crate::testing::rooms::{BLOCK, PRIMARY, Rooms, content, key};
@@ -373,8 +374,60 @@ fn a_read_error_of_the_cache_device_fences_nothing_and_leads_to_a_probe() {
     let (target, probe) = bed.rooms.only();
     assert_eq!((target, probe.op), (Target::Cache, IoOp::Write));
     assert!(bed.writes().is_empty());
-    bed.wait(RETRY_FIRST);
+    bed.wait(UNREADABLE_PAUSE);
     assert_eq!(blocks(&bed.writes()), [(5, 1)]);
+}
+
+/// One bad place of the device held up the destages of a whole volume.
+#[test]
+fn a_block_that_cannot_be_read_holds_up_no_other() {
+    let mut bed = Bed::with([5, 6, 7]);
+    bed.rooms.dirty_durable([20]);
+    bed.pump();
+    let fails = |bed: &mut Bed, block: u64| {
+        let (mut writes, mut sent) = (Vec::new(), bed.rooms.sent());
+        while let Some((target, io)) = sent.pop() {
+            match (target, io.op) {
+                (Target::Primary(_), _) => writes.push((target, io)),
+                (Target::Cache, IoOp::Read) => {
+                    let place = bed.rooms.contents.get(key(block)).expect("it is cached");
+                    let at = bed.rooms.segment_offset(place.segment as usize);
+                    let bad = at + u64::from(place.offset);
+                    let hit = (io.range.offset..io.range.end()).contains(&bad);
+                    let result = if hit { Err(ErrorKind::Media.into()) } else { Ok(()) };
+                    bed.end((target, io), result);
+                }
+                _ => {}
+            }
+            sent.append(&mut bed.rooms.fx.ios);
+        }
+        writes.sort_by_key(|(_, io)| io.range.offset);
+        blocks(&writes)
+    };
+    assert_eq!(fails(&mut bed, 6), [(20, 1)], "5, 6 and 7 are read together");
+    bed.pump();
+    assert_eq!(fails(&mut bed, 6), [], "they rest");
+    bed.wait(UNREADABLE_PAUSE);
+    bed.pump();
+    assert_eq!(fails(&mut bed, 6), [(5, 1), (7, 1)], "each by itself");
+    assert!(bed.rooms.contents.fenced().is_empty());
+}
+
+/// In write-through such blocks stayed dirty, and counted as lost with the cache device.
+#[test]
+fn a_block_that_moves_to_the_store_on_its_way_is_clean_in_the_end() {
+    let mut rooms = Rooms::with_store();
+    rooms.dirty_durable([4]);
+    let destaging = Destaging { draining: true, ..Destaging::default() };
+    let mut bed = Bed { rooms, destaging };
+    let write = bed.write();
+    bed.end(write, Ok(()));
+    let before = bed.rooms.contents.get(key(4));
+    bed.rooms.stored(&[4]);
+    assert_ne!(bed.rooms.contents.get(key(4)), before);
+    bed.flushed(Ok(()));
+    assert_eq!(bed.state(4), (false, false));
+    assert_eq!(bed.rooms.contents.check(), Ok(()));
 }
 
 #[test]

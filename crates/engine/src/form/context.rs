@@ -7,7 +7,7 @@ use crate::api::ShardConfig;
 use crate::api::stats::Stats;
 use crate::contents::{Contents, IN_STORE};
 use crate::key::Key;
-use crate::limits::{BASES_SHARE, SIMILAR_SHARE};
+use crate::limits::{BASES_SHARE, SHARERS_ONE_IN, SIMILAR_SHARE};
 use crate::locks::Locks;
 use crate::log::Log;
 use crate::log::builder::Against;
@@ -42,6 +42,13 @@ impl Context<'_> {
         seq != IN_STORE && self.log.age(seq) < u64::from(u16::MAX)
     }
 
+    /// Whether another block may use payloads in the segment at a position, which is not the open
+    /// one. Reclaim of the segment may have to write each of these blocks whole.
+    pub fn takes_sharer(&self, segment: u32) -> bool {
+        let most = u64::from(self.config.segment_size / SHARERS_ONE_IN);
+        (self.contents.sharers_in(segment as usize).len() as u64) < most
+    }
+
     /// The number of blocks that are stored against similar ones.
     pub fn similar_blocks(&self) -> u64 {
         self.contents.stored(EntryKind::Similar)
@@ -54,6 +61,7 @@ impl Context<'_> {
             && self.log.is_after_oldest(base.seq)
             && self.is_young(base.seq)
             && self.is_near(base.seq)
+            && self.takes_sharer(base.place.segment)
             && self.similar_blocks().max(self.contents.sharers()) < most
     }
 }

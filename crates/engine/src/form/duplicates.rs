@@ -65,7 +65,8 @@ impl Forms {
         let place = cx.contents.get(other)?;
         let seq = cx.log.seq_of(&place);
         let near = cx.is_near(seq) && cx.is_young(seq);
-        let room = cx.contents.sharers() < cx.contents.index().capacity() / BASES_SHARE;
+        let sharers_max = cx.contents.index().capacity() / BASES_SHARE;
+        let room = cx.contents.sharers() < sharers_max && cx.takes_sharer(place.segment);
         let same = || cx.peek(other, |bytes| bytes == block) == Some(true);
         (place.kind.is_whole() && near && room && same()).then_some(place)
     }

@@ -175,6 +175,27 @@ fn equal_blocks_share_a_payload() {
     assert_eq!(bed.rooms.contents.check(), Ok(()));
 }
 
+/// Otherwise reclaim of a segment would have no bound: a fill pattern may be in millions of blocks.
+#[test]
+fn few_blocks_share_the_payloads_of_one_segment() {
+    let mut bed = Bed::new(ContentLocality::Rewrite, false);
+    let bytes = noise(1, BLOCK_SIZE);
+    let first = bed.written(1, &bytes);
+    bed.rooms.seal_open_segment();
+    let shares =
+        |bed: &mut Bed, block| matches!(bed.write(block, &bytes).payload, Payload::Shared(_));
+    let most = u64::from(crate::testing::SEGMENT / crate::limits::SHARERS_ONE_IN);
+    for block in 0..most {
+        assert!(shares(&mut bed, 100 + block), "{block}");
+        assert!(bed.rooms.ram.get(key(1)).is_some(), "it stays in RAM");
+        bed.rooms.log_record();
+    }
+    assert!(!shares(&mut bed, 90), "that is enough");
+    bed.rooms.log_record();
+    assert_ne!(bed.rooms.contents.get(key(90)).map(|at| at.segment), Some(first.segment));
+    assert!(shares(&mut bed, 91), "the next ones share the newest payload");
+}
+
 #[test]
 fn a_block_that_only_looks_equal_has_a_payload_of_its_own() {
     let bytes = noise(1, BLOCK_SIZE);

@@ -336,8 +336,7 @@ fn the_cache_is_asked_to_be_detached_when_nothing_is_dirty_or_on_its_way() {
 #[test]
 fn a_stop_ends_the_log_with_a_record_a_footer_and_a_flush_in_this_order() {
     let mut rooms = dirty([5]);
-    let place = rooms.contents.get(key(5)).expect("it is cached");
-    rooms.contents.mark_clean(key(5), &place);
+    rooms.contents.mark_clean(key(5));
     let mut bed = Bed::new(rooms);
     bed.begin_stop();
     assert_eq!(bed.pump_stop(), &State::Stopping);

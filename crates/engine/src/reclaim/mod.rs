@@ -91,7 +91,7 @@ struct Job {
     reading: bool,
     /// Blocks of the store that entries of the segment name: they must be named again.
     to_name: VecDeque<Stored>,
-    /// Clean blocks of the store that leave the cache with the segment, as nothing else names them.
+    /// Clean blocks of the store that leave the cache with the segment: they are not named again.
     to_leave: VecDeque<Stored>,
     /// Blocks stored against a base in the segment: they must be written whole.
     to_rebase: VecDeque<Stored>,
@@ -475,10 +475,12 @@ impl Reclaim {
             return;
         }
         for Stored { key, place } in std::mem::take(&mut self.going().to_leave) {
-            if cache.contents.same_version(key, &place).is_some() {
-                // The next record drops the segment, and ends this use of the store's pages.
+            let now = cache.contents.same_version(key, &place);
+            // A later entry may have made it dirty. Another may name it, too: from before a crash,
+            // or from the time when it was dirty.
+            if now.is_some_and(|now| !now.dirty) {
                 cache.stats.evicted_blocks += 1;
-                cache.contents.forget(key, &mut cache.ram);
+                cache.contents.drop(key, &mut cache.ram);
             }
         }
         self.enter(&mut cache.log, State::Idle);

@@ -6,6 +6,7 @@ use forebay_block::{
 };
 use forebay_format::EntryKind;
 
+use crate::api::primary::is_away;
 use crate::api::{Effects, Health, Target};
 use crate::cache::Cache;
 use crate::key::Key;
@@ -22,10 +23,13 @@ impl Requests {
         let write = self.write(id);
         write.path = Path::Direct;
         let (volume, blocks, keys) = (write.volume, write.blocks, write.keys());
-        // After a crash, a block that reclaim evicted is gone only if its segment is gone too.
-        // Until then the log must invalidate it, or an old version would come back. While the log
-        // is being loaded, any block may have an entry.
-        let mut cached = cache.log.has_evicted() || cache.contents.is_loading();
+        // After a crash, a block that reclaim evicted is gone only if its segment is gone too, and
+        // one that left the store only if an entry says so. Until then the log must invalidate it,
+        // or an old version would come back. While the log is being loaded, any block may have an
+        // entry.
+        let contents = &cache.contents;
+        let mut cached =
+            cache.log.has_evicted() || contents.has_unlogged() || contents.is_loading();
         for key in keys {
             cache.ram.remove(key);
             cached |= cache.contents.get(key).is_some();
@@ -135,6 +139,11 @@ impl Requests {
         write.buf = done.buf;
         let state = cache.volume_mut(volume);
         state.flow.pacer.end_foreground(now, now.since(sent));
+        let away = done.result.as_ref().is_err_and(|error| is_away(error.kind()));
+        if away && op != IoOp::Discard && cache.may_stand_in(volume) {
+            return self.turn_to_cache(cache, id, fx);
+        }
+        let state = cache.volume_mut(volume);
         state.direct += 1;
         // A discarded range may contain older data in any case.
         let known = (op != IoOp::Discard).then_some(state.flush_failures);
@@ -144,5 +153,23 @@ impl Requests {
             other => other,
         };
         self.on_primary(cache, id, result, fx);
+    }
+
+    /// Starts a direct write over as one of the cache, since the primary is away. The blocks become
+    /// dirty, so whatever the primary did with the write will be overwritten.
+    fn turn_to_cache(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
+        self.unlock_blocks(cache, id, fx);
+        let write = self.write(id);
+        let (volume, blocks) = (write.volume, write.blocks);
+        if write.edges.iter().any(Option::is_some) {
+            // The buffer has whole blocks now.
+            write.range = cache.bytes_on_volume(volume, blocks);
+            write.edges = [None, None];
+        }
+        (write.stage, write.bypass, write.logged) = (Stage::Throttled, None, 0);
+        write.keys().for_each(|key| cache.policy.written(key.0));
+        if !Self::hold_back(cache, id, volume, blocks) {
+            self.lock_blocks(cache, id, fx);
+        }
     }
 }

@@ -194,10 +194,11 @@ impl Requests {
             }
         }
         let mode = cache.volume(volume).config.mode;
+        let stands_in = cache.may_stand_in(volume) && cache.is_stuck(volume);
         let direct = match op {
             IoOp::Discard => true,
             _ if cache.health() != Health::Good => true,
-            _ if dirty => false,
+            _ if dirty || stands_in => false,
             IoOp::WriteZeroes if blocks.count >= ZEROES_DIRECT_BLOCKS => !cache.is_ordered(volume),
             _ => bypass.is_some() || matches!(mode, Mode::WriteAround | Mode::PassThrough),
         };
