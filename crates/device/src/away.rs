@@ -86,6 +86,12 @@ impl BlockDevice for AwayDevice {
         self.shared.awaits.store(true, Ordering::Relaxed);
     }
 
+    /// Those of an absent device may arrive when it is back.
+    fn has_stragglers(&self) -> bool {
+        let awaits = self.shared.awaits.load(Ordering::Relaxed);
+        self.real().map_or(awaits, |real| real.has_stragglers())
+    }
+
     fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
         self.shared.wakers.lock().unwrap_or_else(PoisonError::into_inner).push(ring.waker());
         Ok(Box::new(AwayQueue {
@@ -175,6 +181,17 @@ mod tests {
         bench.bare(IoOp::Flush, ByteRange::default()).unwrap();
         let mut other = Bench::new(&device);
         assert_eq!(other.read(0, 4096).unwrap(), [2; 4096]);
+    }
+
+    #[test]
+    fn stragglers_of_an_absent_device_are_awaited_until_it_has_come() {
+        let device = away();
+        assert!(!device.has_stragglers());
+        device.await_stragglers();
+        assert!(device.has_stragglers());
+        // Memory has none.
+        device.come(Arc::new(MemoryDevice::new(1 << 20)));
+        assert!(!device.has_stragglers());
     }
 
     #[test]

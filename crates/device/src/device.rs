@@ -37,6 +37,13 @@ pub trait BlockDevice: Send + Sync {
     /// before the requests of a process that has ended.
     fn await_stragglers(&self) {}
 
+    /// Whether changes that nobody waits for any more may still be carried out: those of a user
+    /// that was killed, or those that failed when a connection broke. If the user ends meanwhile,
+    /// the next one must [wait](Self::await_stragglers).
+    fn has_stragglers(&self) -> bool {
+        false
+    }
+
     /// Prepares for opening `queues` more queues, so that opening them does not block: a device
     /// that needs a connection for each makes them here. Queues in use are not counted.
     ///

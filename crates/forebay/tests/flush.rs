@@ -16,6 +16,8 @@ const BLOCK: u64 = 4096;
 const STRIPE: u64 = 1 << 20;
 const SIZE: usize = 32 << 20;
 const SHARDS: usize = 2;
+/// How late a request lands that outlives a server: after the next one has started.
+const LATE: Duration = Duration::from_secs(3);
 
 fn until(what: &str, mut happened: impl FnMut() -> bool) {
     let limit = Instant::now() + Duration::from_secs(60);
@@ -31,6 +33,15 @@ fn over_san(place: &Place, mode: &str) -> Vec<String> {
     arguments[1] = format!("--primary=nbd+unix:///?socket={}", place.text("san.sock"));
     arguments.push(format!("--mode={mode}"));
     arguments
+}
+
+/// A server in write-back that destages at once, and its primary.
+fn write_back() -> (Place, San, Vec<String>) {
+    let place = Place::new();
+    let san = San::start(&place.path("san.sock"), SIZE);
+    let mut arguments = over_san(&place, "write-back");
+    arguments.push("--write-cache-depth=10ms".to_owned());
+    (place, san, arguments)
 }
 
 /// The start of the first stripe from the `nth` on that belongs to a shard.
@@ -130,10 +141,7 @@ fn a_request_of_a_broken_connection_does_not_land_on_what_was_written_after_it()
 /// That server waits for it before it writes, so that newer content stays.
 #[test]
 fn a_request_of_a_killed_server_does_not_land_on_what_the_next_one_has_written() {
-    let place = Place::new();
-    let san = San::start(&place.path("san.sock"), SIZE);
-    let mut arguments = over_san(&place, "write-back");
-    arguments.push("--write-cache-depth=10ms".to_owned());
+    let (place, san, arguments) = write_back();
     let server = place.start(&arguments);
     let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
     let (old, new) = (noise(1, BLOCK as usize), noise(2, BLOCK as usize));
@@ -149,4 +157,45 @@ fn a_request_of_a_killed_server_does_not_land_on_what_the_next_one_has_written()
     std::thread::sleep(Duration::from_secs(1));
     assert!(san.shown(STRIPE, BLOCK as usize) == new, "the old write came late");
     server.stop(&["--drain"]);
+}
+
+/// A destage's connection breaks, and the server stops in order before the destage lands. The next
+/// server waits for it before it writes, so that newer content stays.
+#[test]
+fn a_request_of_a_stopped_server_does_not_land_on_what_the_next_one_has_written() {
+    let (place, san, arguments) = write_back();
+    let server = place.start(&arguments);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    let (old, new) = (noise(1, BLOCK as usize), noise(2, BLOCK as usize));
+    san.hold(STRIPE, LATE);
+    nbd.write(STRIPE, &old, true).expect("the cache takes it");
+    until("it is destaged", || san.holds());
+    server.stop(&[]);
+    let server = place.start(&arguments);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    nbd.write(STRIPE, &new, true).expect("the cache takes it");
+    server.ask(&["drain"]);
+    assert!(san.durable(STRIPE, BLOCK as usize) == new, "the drain was none");
+    std::thread::sleep(LATE);
+    assert!(san.shown(STRIPE, BLOCK as usize) == new, "the old write came late");
+    // The wait is not repeated.
+    server.stop(&[]);
+    let lists = std::fs::read_dir(place.path("state")).expect("it is there").flatten();
+    assert!(lists.into_iter().all(|one| !one.file_name().to_string_lossy().ends_with(".uses")));
+}
+
+/// The destage lands after the stop, in a place that is sampled. The next start does not take it
+/// for somebody else's.
+#[test]
+fn a_request_that_lands_after_a_stop_is_no_foreign_change() {
+    let (place, san, arguments) = write_back();
+    let server = place.start(&arguments);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    let old = noise(1, BLOCK as usize);
+    san.hold(STRIPE, LATE);
+    nbd.write(STRIPE, &old, true).expect("the cache takes it");
+    until("it is destaged", || san.holds());
+    server.stop(&[]);
+    until("it lands", || san.shown(STRIPE, BLOCK as usize) == old);
+    place.start(&arguments).stop(&["--drain"]);
 }

@@ -85,7 +85,8 @@ pub struct Pool {
     pub volumes: Vec<Volume>,
     /// The configuration of the cache.
     setup: Mutex<Setup>,
-    /// Whether changes of a server that was killed may still arrive when the next one starts.
+    /// Whether changes of the last server may still arrive when the next one starts: it was killed,
+    /// or a connection broke shortly before it ended.
     killed: bool,
     /// When the server was ready.
     since: Instant,
@@ -296,12 +297,17 @@ impl Pool {
         let server = self.server.take().context("there is a server")?;
         let status = server.wait(PATIENCE)?;
         ensure!(status.success(), "the server stopped with {status}: {}", server.said());
-        self.killed = self.waits();
+        self.killed = self.has_list()?;
         Ok(())
     }
 
-    /// Whether the server waits for changes of one that was killed. One that ends meanwhile leaves
-    /// the wait to the next.
+    /// Whether the server that ended has left a list of primaries, for which the next one waits.
+    fn has_list(&self) -> anyhow::Result<bool> {
+        let mut files = fs::read_dir(self.place.path("state"))?.flatten();
+        Ok(files.any(|file| file.file_name().to_string_lossy().ends_with(".uses")))
+    }
+
+    /// Whether the server waits for changes of one that was killed.
     pub fn waits(&self) -> bool {
         self.killed && self.since.elapsed() < STRAGGLE_MAX
     }

@@ -56,6 +56,10 @@ impl<L: Layer> BlockDevice for Layered<L> {
         self.below.await_stragglers();
     }
 
+    fn has_stragglers(&self) -> bool {
+        self.below.has_stragglers()
+    }
+
     fn prepare(&self, queues: usize) -> io::Result<()> {
         self.below.prepare(queues)
     }

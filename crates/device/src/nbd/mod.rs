@@ -5,12 +5,13 @@
 //! is flushed separately: a flush on one covers all only as long as all reach the same server
 //! process, which a connection cannot know of the others ([`debts`]).
 //!
-//! After a user that was killed, changes wait for a time in which those of that user may still be
-//! carried out.
-//!
 //! When a connection breaks, everything in flight fails with `DeviceGone`, and so does every new
 //! request until it is back; a separate thread parts with the server and connects again. Changes
 //! that the server had completed but not flushed may be lost, so the first flush afterwards fails.
+//!
+//! Stragglers are changes that the server received and did not answer: those of a broken
+//! connection, or of a user that was killed. They may still be carried out for a time, so new
+//! changes wait.
 
 mod debts;
 mod handshake;
@@ -22,8 +23,8 @@ mod terms;
 
 use std::io;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use forebay_block::{DeviceInfo, IoQueue};
 use forebay_nbd_wire::TransmissionFlags;
@@ -59,8 +60,8 @@ struct Shared {
     info: DeviceInfo,
     /// Unflushed changes of its connections.
     debts: Arc<Mutex<Debts>>,
-    /// Until when changes of a killed user may still be carried out.
-    stragglers: OnceLock<Instant>,
+    /// Until when stragglers may be carried out.
+    stragglers: Mutex<Option<Instant>>,
 }
 
 impl NbdDevice {
@@ -73,7 +74,7 @@ impl NbdDevice {
         let terms = connection.terms;
         check_terms(&address.uri, &terms)?;
         let info = info(&address.uri, &terms);
-        let (debts, stragglers) = (Arc::default(), OnceLock::new());
+        let (debts, stragglers) = (Arc::default(), Mutex::default());
         let shared = Arc::new(Shared { address, terms, info, debts, stragglers });
         Ok(Self { shared, spare: Mutex::new(vec![connection]) })
     }
@@ -87,13 +88,18 @@ impl BlockDevice for NbdDevice {
     /// The connections of the former user have ended with it, but the server may have requests
     /// received on them. It has as long for them as for those of a broken connection.
     fn await_stragglers(&self) {
-        if self.shared.stragglers.set(Instant::now() + STRAGGLE_MAX).is_ok() {
+        if !self.has_stragglers() {
             let (primary, seconds) = (&self.shared.info.identity, STRAGGLE_MAX.as_secs());
             tracing::warn!(
                 %primary, seconds,
-                "the last server did not end in order, and its changes may still arrive: ours wait"
+                "changes of the last server may still arrive: ours wait"
             );
+            self.shared.expect_stragglers(STRAGGLE_MAX);
         }
+    }
+
+    fn has_stragglers(&self) -> bool {
+        !self.shared.straggle_time().is_zero()
     }
 
     fn prepare(&self, queues: usize) -> io::Result<()> {
@@ -117,8 +123,9 @@ impl BlockDevice for NbdDevice {
             None => self.shared.connect_again().map_err(io::Error::other)?,
         };
         let mut line = Line::new(self.shared.info.clone(), ledger);
-        if let Some(until) = self.shared.stragglers.get() {
-            line.hold_changes(until.saturating_duration_since(Instant::now()));
+        let time = self.shared.straggle_time();
+        if !time.is_zero() {
+            line.hold_changes(time);
         }
         let queue = NbdQueue::new(&self.shared, line, ring, connection)?;
         Ok(Box::new(queue))
@@ -126,6 +133,18 @@ impl BlockDevice for NbdDevice {
 }
 
 impl Shared {
+    /// Records that stragglers may be carried out for this time from now on.
+    fn expect_stragglers(&self, time: Duration) {
+        let mut until = self.stragglers.lock().unwrap_or_else(PoisonError::into_inner);
+        *until = (*until).max(Some(Instant::now() + time));
+    }
+
+    /// For how long stragglers may still be carried out.
+    fn straggle_time(&self) -> Duration {
+        let until = self.stragglers.lock().unwrap_or_else(PoisonError::into_inner);
+        until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
+    }
+
     /// Refuses several concurrent connections if the server does not allow them.
     fn check_sharing(&self, connections: usize) -> io::Result<()> {
         if connections > 1 && !self.terms.flags.has(TransmissionFlags::CAN_MULTI_CONN) {

@@ -13,8 +13,8 @@ use rustix::net::SendFlags;
 
 use super::Shared;
 use super::handshake::Connection;
-use super::line::{Line, Parting};
-use super::reconnect::Reconnect;
+use super::line::Line;
+use super::reconnect::{Old, Reconnect};
 use crate::ring::{Client, Done, Op, Payload, Ring, RingFile};
 
 /// Size of the receive buffer, in bytes.
@@ -37,7 +37,7 @@ enum Link {
     Up(Box<Wire>),
     Down(Reconnect),
     /// The thread for reconnecting could not be created; retried at the next poll.
-    Cut,
+    Cut(Old),
 }
 
 /// A connection on the ring. Dropping it cancels its pending operations.
@@ -75,14 +75,17 @@ impl IoQueue for NbdQueue {
 
     fn poll(&mut self, now: Instant, done: &mut Vec<Completion>) {
         self.retry_at = None;
-        match &self.link {
+        match &mut self.link {
             Link::Up(_) => self.hear(now),
             Link::Down(reconnect) => {
                 if let Some(connection) = reconnect.take() {
                     self.connected(now, connection);
                 }
             }
-            Link::Cut => self.reconnect(now, None),
+            Link::Cut(old) => {
+                let old = old.take();
+                self.reconnect(now, old);
+            }
         }
         if self.line.release(now) {
             self.pump(now);
@@ -135,11 +138,16 @@ impl NbdQueue {
         self.reconnect(now, socket.map(|socket| (socket, parting)));
     }
 
-    fn reconnect(&mut self, now: Instant, old: Option<(OwnedFd, Parting)>) {
-        let started = Reconnect::start(Arc::clone(&self.shared), self.ring.waker(), old);
-        self.link = started.map_or(Link::Cut, Link::Down);
-        if matches!(self.link, Link::Cut) {
-            self.retry_at = Some(now + CUT_PAUSE);
+    fn reconnect(&mut self, now: Instant, old: Old) {
+        if let Some((_, parting)) = &old {
+            self.shared.expect_stragglers(parting.patience + parting.grace);
+        }
+        match Reconnect::start(Arc::clone(&self.shared), self.ring.waker(), old) {
+            Ok(reconnect) => self.link = Link::Down(reconnect),
+            Err(old) => {
+                self.link = Link::Cut(old);
+                self.retry_at = Some(now + CUT_PAUSE);
+            }
         }
     }
 

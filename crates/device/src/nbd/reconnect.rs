@@ -27,6 +27,9 @@ const DREGS: usize = 64 << 10;
 /// Interval at which the log repeats that there is no connection yet.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
 
+/// A broken connection, and how to part with its server.
+pub(super) type Old = Option<(OwnedFd, Parting)>;
+
 /// A running reconnection. Dropping it ends the thread at its next pause.
 pub(super) struct Reconnect {
     state: Arc<State>,
@@ -39,6 +42,8 @@ struct State {
 
 #[derive(Default)]
 struct Outcome {
+    /// The old connection, until the thread runs.
+    old: Old,
     connection: Option<Connection>,
     unwanted: bool,
 }
@@ -48,22 +53,23 @@ impl Reconnect {
     /// when there is a new connection.
     ///
     /// # Errors
-    /// When the thread cannot be created.
-    pub(super) fn start(
-        shared: Arc<Shared>,
-        waker: Waker,
-        old: Option<(OwnedFd, Parting)>,
-    ) -> std::io::Result<Self> {
-        let state = Arc::new(State { outcome: Mutex::default(), unwanted: Condvar::new() });
+    /// The old connection, when the thread cannot be created.
+    pub(super) fn start(shared: Arc<Shared>, waker: Waker, old: Old) -> Result<Self, Old> {
+        let outcome = Mutex::new(Outcome { old, ..Outcome::default() });
+        let state = Arc::new(State { outcome, unwanted: Condvar::new() });
         let theirs = Arc::clone(&state);
         let thread = thread::Builder::new().name("nbd-reconnect".to_owned());
-        thread.spawn(move || {
+        let started = thread.spawn(move || {
+            let old = theirs.lock().old.take();
             if let Some((socket, parting)) = old {
                 theirs.part(socket, parting);
             }
             theirs.run(&shared, &waker);
-        })?;
-        Ok(Self { state })
+        });
+        match started {
+            Ok(_) => Ok(Self { state }),
+            Err(_) => Err(state.lock().old.take()),
+        }
     }
 
     /// Takes the new connection, if it exists.

@@ -277,7 +277,7 @@ pub fn compared(
 
 /// Fingerprints and samples of the primaries after an orderly stop, of durable content only, so
 /// that they match even after a power failure. Samples in `table`, which the keeper has left, are
-/// not taken again.
+/// not taken again. Of a primary that is away, or may still change, nothing else is taken.
 pub fn leave(
     superblock: &Superblock,
     primaries: &[(VolumeId, Arc<dyn BlockDevice>)],
@@ -286,7 +286,7 @@ pub fn leave(
 ) -> (Fingerprints, Vec<(VolumeId, Vec<Sample>)>) {
     let (mut fingerprints, mut volumes) = (Vec::new(), Vec::new());
     for (id, primary) in primaries {
-        if primary.is_away() {
+        if primary.is_away() || primary.has_stragglers() {
             volumes.push((*id, table.map_or(Vec::new(), |table| table.of(*id).to_vec())));
             continue;
         }

@@ -1,7 +1,8 @@
 //! The primaries that a server uses, in the state directory. A server that ends in order takes its
 //! list away; one that is killed leaves it. Then requests that it has sent may still be carried out
 //! by the servers of the primaries, and the next user waits for them
-//! ([`BlockDevice::await_stragglers`]).
+//! ([`BlockDevice::await_stragglers`]). So may requests of a connection that broke shortly before
+//! the end: the list keeps those primaries ([`BlockDevice::has_stragglers`]).
 //!
 //! A list counts only until the machine starts again: nothing is on its way that long.
 
@@ -9,9 +10,8 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
-use forebay_device::{BlockDevice, STRAGGLE_MAX};
+use forebay_device::BlockDevice;
 use forebay_runtime::{StateDir, file_of, sealed, unsealed};
 
 /// First line of the file.
@@ -28,9 +28,8 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub struct Users {
     state: StateDir,
     name: String,
-    /// Whether a server before had left one of the primaries in a list.
-    has_stragglers: bool,
-    began: Instant,
+    boot: String,
+    primaries: Vec<Arc<dyn BlockDevice>>,
 }
 
 impl Users {
@@ -46,7 +45,7 @@ impl Users {
     ) -> io::Result<Self> {
         // Where it cannot be read, every list counts.
         let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default();
-        let boot = boot.trim();
+        let boot = boot.trim().to_owned();
         let name = file_of(uuid, KIND);
         let ours: BTreeSet<String> = primaries.iter().map(|one| identity(&**one)).collect();
         let mut left = BTreeSet::new();
@@ -55,7 +54,7 @@ impl Users {
         for other in state.names()?.into_iter().filter(is_list) {
             let text = state.read(&other, BYTES_MAX)?.unwrap_or_default();
             // A list that cannot be read is not known to be without ours.
-            let listed = parse(&text, boot).unwrap_or_else(|| Some(ours.clone()));
+            let listed = parse(&text, &boot).unwrap_or_else(|| Some(ours.clone()));
             let Some(listed) = listed else {
                 others.push((other, BTreeSet::new()));
                 continue;
@@ -71,26 +70,27 @@ impl Users {
             primary.await_stragglers();
         }
         // From here on this list has them.
-        state.replace(&name, &print(&ours, boot))?;
+        state.replace(&name, &print(&ours, &boot))?;
         for (other, rest) in others.into_iter().filter(|(other, _)| *other != name) {
             match rest.is_empty() {
                 true => state.remove(&other)?,
-                false => state.replace(&other, &print(&rest, boot))?,
+                false => state.replace(&other, &print(&rest, &boot))?,
             }
         }
-        let (has_stragglers, began) = (!left.is_empty(), Instant::now());
-        Ok(Self { state: state.clone(), name, has_stragglers, began })
+        Ok(Self { state: state.clone(), name, boot, primaries: primaries.to_vec() })
     }
 
-    /// Takes the list away: no request is under way any more. It stays if those of the server
-    /// before may be.
+    /// Takes the list away, or what is left of it: primaries whose stragglers may still arrive.
+    /// Every request must have ended.
     ///
     /// # Errors
     /// If it stays: the next start waits without a need.
     pub fn end(&self) -> io::Result<()> {
-        match self.has_stragglers && self.began.elapsed() < STRAGGLE_MAX {
-            true => Ok(()),
-            false => self.state.remove(&self.name),
+        let straggling = self.primaries.iter().filter(|one| one.has_stragglers());
+        let left: BTreeSet<String> = straggling.map(|one| identity(&**one)).collect();
+        match left.is_empty() {
+            true => self.state.remove(&self.name),
+            false => self.state.replace(&self.name, &print(&left, &self.boot)),
         }
     }
 }
