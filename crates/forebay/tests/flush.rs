@@ -199,3 +199,21 @@ fn a_request_that_lands_after_a_stop_is_no_foreign_change() {
     until("it lands", || san.shown(STRIPE, BLOCK as usize) == old);
     place.start(&arguments).stop(&["--drain"]);
 }
+
+/// A server is killed while a destage to a sampled place is under way, which lands after the next
+/// server has started. When that one is killed, too, the change is not taken for somebody else's.
+#[test]
+fn a_request_that_lands_after_two_kills_is_no_foreign_change() {
+    let (place, san, arguments) = write_back();
+    let server = place.start(&arguments);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    let old = noise(1, BLOCK as usize);
+    san.outlive(STRIPE, LATE);
+    nbd.write(STRIPE, &old, true).expect("the cache takes it");
+    until("it is destaged", || san.holds());
+    server.kill();
+    let server = place.start(&arguments);
+    until("it lands", || san.shown(STRIPE, BLOCK as usize) == old);
+    server.kill();
+    place.start(&arguments).stop(&["--drain"]);
+}

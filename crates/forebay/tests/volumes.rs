@@ -7,7 +7,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use support::nbd::Nbd;
-use support::{Place, noise};
+use support::{Place, noise, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -275,6 +275,32 @@ fn a_primary_that_comes_back_is_used_without_another_start() {
         assert!(bytes[MIB as usize..][..1 << 20] == noise(1, 1 << 20), "what was dirty");
         assert!(bytes[4 * MIB as usize..][..4096] == noise(5, 4096), "what came meanwhile");
     }
+}
+
+/// A change of a killed server lands after its primary has come back to the next one. When that is
+/// killed, too, the change is not taken for somebody else's.
+#[test]
+fn a_request_that_lands_after_its_primary_came_back_is_no_foreign_change() {
+    let (place, _) = two();
+    let san = forebay_bench::rig::san::San::start(&place.path("san.sock"), 16 << 20);
+    let arguments = serve_san(&place);
+    let path = place.path("forebay.toml");
+    let text = fs::read_to_string(&path).expect("it is there");
+    fs::write(&path, text.replace("\"1h\"", "\"10ms\"")).expect("it can be written");
+    let server = place.start(&arguments);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "a").expect("it serves");
+    let old = noise(1, 4096);
+    san.outlive(MIB, Duration::from_secs(8));
+    nbd.write(MIB, &old, true).expect("the cache takes it");
+    until("it is destaged", || san.holds());
+    server.kill();
+    san.set_off(true);
+    let server = place.start(&arguments);
+    san.set_off(false);
+    server.log("volume a: its primary is back");
+    until("it lands", || san.shown(MIB, 4096) == old);
+    server.kill();
+    place.start(&arguments).stop(&["--drain"]);
 }
 
 /// A primary that was changed meanwhile, or is another one, is not used: that is reported once, and

@@ -153,6 +153,10 @@ pub fn open(
         settings.forget();
     }
     settings.apply(config, &opened.ids)?;
+    // Before the samples are taken, as this tells which primaries may still change.
+    let uuid = opened.superblock.uuid;
+    let users = Users::begin(witness.state(), uuid, &primaries).context(NO_STATE)?;
+    made.users = Some(users.clone());
     let table = primaries::sample(&opened, &primaries, &unchanged, witness.state());
     let kept = (&table, &settings);
     // The space of a file stays allocated, so that writes do not run out of it.
@@ -176,8 +180,6 @@ pub fn open(
     );
     let (watched, kept) = primaries::watch(&table, ids, &primaries);
     let missing = missing(config, &gone, ids, &table);
-    let users = Users::begin(witness.state(), superblock.uuid, &primaries).context(NO_STATE)?;
-    made.users = Some(users.clone());
     let keeper = Keeper::start(witness.state().clone(), table, kept)?;
     let returns = Returns::start(missing, &returns_to(superblock, &witness), &keeper.door())?;
     let mut plan = PoolConfig::new(registry, watched, shards, Arena::new(ARENA_BYTES));

@@ -170,6 +170,9 @@ impl Search {
         let witness = self.pool.witness.load(self.pool.uuid).map_err(|error| refused(&error))?;
         let witness = witness.filter(|witness| witness.epoch == self.pool.epoch);
         rejoin(record, &spec, witness.as_ref()).map_err(|error| refused(&error))?;
+        if stand_in.has_stragglers() {
+            primary.await_stragglers();
+        }
         let samples = samples::take(&*primary, samples).map_err(|_| Why::Absent)?;
         // Last, since this makes the connections that the shards get.
         primary.prepare(self.pool.shards).map_err(|error| refused(&error))?;

@@ -155,7 +155,8 @@ pub fn compare(primary: &dyn BlockDevice, samples: &[Sample]) -> IoResult<Option
 }
 
 /// The samples of a primary. Checksums in `known` are taken as they are, since a record is correct
-/// until it is voided; the other places are read, after a flush.
+/// until it is voided; the other places are read, after a flush. While stragglers may still change
+/// these, they are left off the record.
 ///
 /// # Errors
 /// If it cannot be flushed or read.
@@ -167,7 +168,7 @@ pub fn take(primary: &dyn BlockDevice, known: &[Sample]) -> IoResult<Vec<Sample>
     let mut samples = unknown(primary);
     samples.iter_mut().for_each(|sample| sample.crc = on_record(sample.range));
     let mut unread: Vec<_> = samples.iter_mut().filter(|sample| sample.crc.is_none()).collect();
-    if unread.is_empty() {
+    if unread.is_empty() || primary.has_stragglers() {
         return Ok(samples);
     }
     flush(primary)?;
