@@ -1,13 +1,15 @@
 //! Keeps the recorded samples of the primaries valid while they are served: a thread that voids the
-//! record of a place before the server changes it, and renews it when the place is at rest.
+//! record of a place before the server changes it, and renews it when the place is at rest. Changes
+//! of all volumes wait for this thread, so others read for it: a primary may hang.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use forebay_block::{ByteRange, IoResult, VolumeId};
+use forebay_block::{ByteRange, ErrorKind, IoError, IoResult, VolumeId};
 use forebay_codec::crc32c;
 use forebay_device::{AwayDevice, BlockDevice, Watch};
 use forebay_runtime::{Blocking, StateDir};
@@ -17,7 +19,7 @@ use crate::server::primaries::watch_one;
 
 /// Least time without changes before the sample of a place is recorded again.
 const REST: Duration = Duration::from_secs(30);
-/// Places of a primary that are recorded together: changes to them wait meanwhile.
+/// Places of a primary that are read and recorded together.
 const AT_ONCE: usize = 8;
 
 /// A primary whose samples are kept.
@@ -68,11 +70,23 @@ pub struct Keeper {
 struct Work {
     state: StateDir,
     table: Table,
-    kept: Vec<Kept>,
-    /// For each place, the number of its changes at the last check, if it was at rest then.
-    rested: Vec<Vec<Option<u64>>>,
+    volumes: Vec<Volume>,
     arrivals: Arc<Mutex<Vec<Arrival>>>,
+    /// Where the reading threads put what they have found, by the index of its volume.
+    found: (Sender<(usize, Found)>, Receiver<(usize, Found)>),
 }
+
+/// A volume of which places are recorded.
+struct Volume {
+    kept: Kept,
+    /// For each place, the number of its changes at the last check, if it was at rest then.
+    rested: Vec<Option<u64>>,
+    /// While a thread reads places: those that are to be recorded then. A change takes a place out.
+    held: Option<Vec<usize>>,
+}
+
+/// Places that were read, with their checksums.
+type Found = IoResult<Vec<(usize, u32)>>;
 
 impl Keeper {
     /// Keeps `table`, which is already stored in `state`.
@@ -80,9 +94,8 @@ impl Keeper {
     /// # Errors
     /// If the thread cannot be started.
     pub fn start(state: StateDir, table: Table, kept: Vec<Kept>) -> io::Result<Self> {
-        let rested = kept.iter().map(|one| vec![None; table.of(one.id).len()]).collect();
         let arrivals = Arc::<Mutex<Vec<Arrival>>>::default();
-        let mut work = Work { state, table, kept, rested, arrivals: Arc::clone(&arrivals) };
+        let mut work = Work::new(state, table, kept, Arc::clone(&arrivals));
         let stop = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stop);
         let builder = thread::Builder::new().name("samples".into());
@@ -118,28 +131,71 @@ impl Drop for Keeper {
     }
 }
 
+impl Volume {
+    fn new(kept: Kept, samples: &[Sample]) -> Self {
+        Self { kept, rested: vec![None; samples.len()], held: None }
+    }
+
+    /// Places that have been at rest since the last check, held from now on.
+    fn resting(&mut self) -> Vec<usize> {
+        let watch = &self.kept.watch;
+        let mut found = Vec::new();
+        for (at, before) in self.rested.iter_mut().enumerate() {
+            let now = watch.at_rest(at);
+            let rested = now.is_some() && now == *before;
+            *before = now;
+            if rested && found.len() < AT_ONCE && watch.hold(at) {
+                found.push(at);
+            }
+        }
+        found
+    }
+}
+
+/// Reads these places of a primary.
+fn read(primary: &dyn BlockDevice, places: &[(usize, ByteRange)]) -> Found {
+    let mut queue = Blocking::open(primary)
+        .map_err(|error| IoError::with_source(ErrorKind::DeviceGone, error))?;
+    let ranges: Vec<ByteRange> = places.iter().map(|&(_, range)| range).collect();
+    let found = queue.read_many(&ranges)?;
+    Ok(places.iter().zip(&found).map(|(&(at, _), bytes)| (at, crc32c(bytes))).collect())
+}
+
 impl Work {
+    fn new(
+        state: StateDir,
+        table: Table,
+        kept: Vec<Kept>,
+        arrivals: Arc<Mutex<Vec<Arrival>>>,
+    ) -> Self {
+        let volume = |one: Kept| {
+            let samples = table.of(one.id);
+            Volume::new(one, samples)
+        };
+        let volumes = kept.into_iter().map(volume).collect();
+        Self { state, table, volumes, arrivals, found: channel() }
+    }
+
     fn run(&mut self, stop: &AtomicBool) {
-        for one in &self.kept {
-            one.watch.set_keeper(thread::current());
+        for volume in &self.volumes {
+            volume.kept.watch.set_keeper(thread::current());
         }
         let mut next = Instant::now() + REST;
         while !stop.load(Ordering::Acquire) {
             self.take_off();
             self.let_in();
-            let now = Instant::now();
-            if now >= next {
-                self.put_on();
-                next = now + REST;
-            } else {
-                thread::park_timeout(next - now);
+            self.put_on();
+            if Instant::now() >= next {
+                self.look_for_rest();
+                next = Instant::now() + REST;
             }
+            thread::park_timeout(next.saturating_duration_since(Instant::now()));
         }
     }
 
     /// Voids the records of places that are about to be changed.
     fn take_off(&mut self) {
-        let asked: Vec<Vec<usize>> = self.kept.iter().map(|one| one.watch.asked()).collect();
+        let asked: Vec<_> = self.volumes.iter().map(|volume| volume.kept.watch.asked()).collect();
         if asked.iter().all(Vec::is_empty) {
             return;
         }
@@ -147,8 +203,10 @@ impl Work {
             places.iter().for_each(|&at| self.set(volume, at, None));
         }
         self.store();
-        for (one, places) in self.kept.iter().zip(&asked) {
-            places.iter().for_each(|&at| one.watch.release(at));
+        for (volume, places) in self.volumes.iter_mut().zip(&asked) {
+            // What is being read of them does not count.
+            volume.held.iter_mut().for_each(|held| held.retain(|at| !places.contains(at)));
+            places.iter().for_each(|&at| volume.kept.watch.release(at));
         }
     }
 
@@ -166,68 +224,70 @@ impl Work {
             }
             let (device, kept) = watch_one(id, &primary, self.table.of(id));
             kept.watch.set_keeper(thread::current());
-            self.rested.push(vec![None; self.table.of(id).len()]);
-            self.kept.push(kept);
+            self.volumes.push(Volume::new(kept, self.table.of(id)));
             stand_in.come(Arc::new(device));
         }
     }
 
-    /// Records the samples of places that are at rest.
-    fn put_on(&mut self) {
-        for volume in 0..self.kept.len() {
-            let rests = self.resting(volume);
+    /// Has the places that are at rest read, by a thread for each volume.
+    fn look_for_rest(&mut self) {
+        for at in 0..self.volumes.len() {
+            let volume = &mut self.volumes[at];
+            if volume.held.is_some() {
+                continue;
+            }
+            let rests = volume.resting();
             if rests.is_empty() {
                 continue;
             }
-            match self.read(volume, &rests) {
-                Ok(found) => {
-                    for (&at, crc) in rests.iter().zip(found) {
-                        self.set(volume, at, Some(crc));
-                    }
-                    if self.store() {
-                        continue;
-                    }
-                }
-                Err(error) => {
-                    let id = self.kept[volume].id;
-                    tracing::debug!(%id, %error, "no samples of its primary for now");
-                }
-            }
-            for at in rests {
-                self.set(volume, at, None);
-                self.kept[volume].watch.release(at);
+            let samples = self.table.of(volume.kept.id);
+            let places: Vec<_> = rests.iter().map(|&at| (at, samples[at].range)).collect();
+            volume.held = Some(rests);
+            let primary = Arc::clone(&volume.kept.primary);
+            let (found, keeper) = (self.found.0.clone(), thread::current());
+            let builder = thread::Builder::new().name("samples-read".into());
+            let started = builder.spawn(move || {
+                // The keeper may have ended meanwhile.
+                let _ = found.send((at, read(&*primary, &places)));
+                keeper.unpark();
+            });
+            if let Err(error) = started {
+                self.record(at, Err(IoError::with_source(ErrorKind::DeviceGone, error)));
             }
         }
     }
 
-    /// Returns places that have been at rest since the last check; changes to them wait from now
-    /// on.
-    fn resting(&mut self, volume: usize) -> Vec<usize> {
-        let watch = &self.kept[volume].watch;
-        let mut found = Vec::new();
-        for (at, before) in self.rested[volume].iter_mut().enumerate() {
-            let now = watch.at_rest(at);
-            let rested = now.is_some() && now == *before;
-            *before = now;
-            if rested && found.len() < AT_ONCE && watch.hold(at) {
-                found.push(at);
-            }
+    /// Records the samples of places that were read.
+    fn put_on(&mut self) {
+        while let Ok((volume, found)) = self.found.1.try_recv() {
+            self.record(volume, found);
         }
-        found
     }
 
-    fn read(&self, volume: usize, places: &[usize]) -> IoResult<Vec<u32>> {
-        let one = &self.kept[volume];
-        let samples = self.table.of(one.id);
-        let ranges: Vec<ByteRange> = places.iter().map(|&at| samples[at].range).collect();
-        let mut queue = Blocking::open(&*one.primary).map_err(|error| {
-            forebay_block::IoError::with_source(forebay_block::ErrorKind::DeviceGone, error)
-        })?;
-        Ok(queue.read_many(&ranges)?.iter().map(|bytes| crc32c(bytes)).collect())
+    fn record(&mut self, volume: usize, found: Found) {
+        let held = self.volumes[volume].held.take().unwrap_or_default();
+        match found {
+            Ok(found) => {
+                for (at, crc) in found.into_iter().filter(|(at, _)| held.contains(at)) {
+                    self.set(volume, at, Some(crc));
+                }
+                if self.store() {
+                    return;
+                }
+            }
+            Err(error) => {
+                let id = self.volumes[volume].kept.id;
+                tracing::debug!(%id, %error, "no samples of its primary for now");
+            }
+        }
+        for at in held {
+            self.set(volume, at, None);
+            self.volumes[volume].kept.watch.release(at);
+        }
     }
 
     fn set(&mut self, volume: usize, at: usize, crc: Option<u32>) {
-        let id = self.kept[volume].id;
+        let id = self.volumes[volume].kept.id;
         let samples = self.table.volumes.iter_mut().find(|(one, _)| *one == id);
         if let Some(sample) = samples.and_then(|(_, samples)| samples.get_mut(at)) {
             sample.crc = crc;
@@ -253,7 +313,7 @@ impl Work {
 #[cfg(test)]
 mod tests {
     use forebay_block::IoBuf;
-    use forebay_device::{MemoryDevice, WatchedDevice};
+    use forebay_device::{MemoryDevice, WatchedDevice, open_primary};
 
     use super::*;
     use crate::server::primaries::samples;
@@ -283,12 +343,67 @@ mod tests {
         assert_eq!(table, stored());
         // Called directly, since the thread waits longer than a test should.
         let kept = vec![Kept { id, primary: Arc::clone(&primary), watch }];
-        let rested = vec![vec![None; taken.len()]];
-        let mut work = Work { state: state.clone(), table, kept, rested, arrivals: Arc::default() };
-        work.put_on();
-        assert_eq!(stored().of(id)[1].crc, None, "it may have been changed just now");
-        work.put_on();
+        let mut work = Work::new(state.clone(), table, kept, Arc::default());
+        work.look_for_rest();
+        assert_eq!(work.volumes[0].held, None, "it may have been changed just now");
+        work.look_for_rest();
+        while work.volumes[0].held.is_some() {
+            work.put_on();
+        }
         assert_eq!(stored().of(id), samples::take(&*primary, &[]).expect("memory can be read"));
+        std::fs::remove_dir_all(&dir).expect("it is ours");
+    }
+
+    /// The first primary takes long to read. Meanwhile changes of the other volume go on, and so do
+    /// changes of the places that are being read, which are not recorded then.
+    #[test]
+    fn a_primary_that_hangs_delays_no_change() {
+        const READ: Duration = Duration::from_secs(3);
+        let dir = std::env::temp_dir().join(format!("forebay-hangs-{}", std::process::id()));
+        let state = StateDir::open(&dir).expect("a directory can be made");
+        let file = dir.join("slow.img");
+        std::fs::File::create(&file)
+            .and_then(|file| file.set_len(1 << 20))
+            .expect("it can be made");
+        let slow = format!("{}?delay={}s", file.display(), READ.as_secs());
+        let slow = open_primary(&slow).expect("it is a file");
+        let other: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(1 << 20));
+        let samples = [samples::unknown(&*slow), samples::take(&*other, &[]).expect("memory")];
+        let ids = [VolumeId(0), VolumeId(1)];
+        let table =
+            Table { uuid: [7; 16], epoch: 1, volumes: ids.into_iter().zip(samples).collect() };
+        let (_, first) = watch_one(ids[0], &slow, table.of(ids[0]));
+        let (device, second) = watch_one(ids[1], &other, table.of(ids[1]));
+        let watch = Arc::clone(&first.watch);
+        let mut work = Work::new(state, table, vec![first, second], Arc::default());
+        let began = Instant::now();
+        work.look_for_rest();
+        work.look_for_rest();
+        assert!(work.volumes[0].held.as_ref().is_some_and(|held| held.contains(&1)));
+        let write = |device: &dyn BlockDevice| {
+            let mut queue = Blocking::open(device).expect("it can be opened");
+            queue.write(4096, IoBuf::copy_of(&[1; 512])).expect("it can be written");
+        };
+        thread::scope(|scope| {
+            let change = scope.spawn(|| write(&device));
+            while !change.is_finished() {
+                work.take_off();
+            }
+        });
+        let quick = WatchedDevice::new(Arc::new(MemoryDevice::new(1 << 20)), watch);
+        thread::scope(|scope| {
+            let change = scope.spawn(|| write(&quick));
+            while !change.is_finished() {
+                work.take_off();
+            }
+        });
+        assert!(began.elapsed() < READ, "it took {:?}", began.elapsed());
+        while work.volumes[0].held.is_some() {
+            work.put_on();
+        }
+        assert!(began.elapsed() >= READ, "it was read");
+        let recorded = work.table.of(ids[0]);
+        assert!(recorded[0].crc.is_some() && recorded[1].crc.is_none());
         std::fs::remove_dir_all(&dir).expect("it is ours");
     }
 }
