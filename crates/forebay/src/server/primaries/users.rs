@@ -4,10 +4,10 @@
 //! ([`BlockDevice::await_stragglers`]). So may requests of a connection that broke shortly before
 //! the end: the list keeps those primaries ([`BlockDevice::has_stragglers`]).
 //!
-//! A list counts only until the machine starts again: nothing is on its way that long.
+//! A list counts until the machine starts again: nothing is on its way that long.
 
 use std::collections::BTreeSet;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ impl Users {
         uuid: [u8; 16],
         primaries: &[Arc<dyn BlockDevice>],
     ) -> io::Result<Self> {
-        // Where it cannot be read, every list counts.
+        // Where it cannot be read, every list counts ([`parse`]).
         let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default();
         let boot = boot.trim().to_owned();
         let name = file_of(uuid, KIND);
@@ -52,8 +52,11 @@ impl Users {
         let mut others = Vec::new();
         let is_list = |name: &String| Path::new(name).extension().is_some_and(|end| end == KIND);
         for other in state.names()?.into_iter().filter(is_list) {
-            let text = state.read(&other, BYTES_MAX)?.unwrap_or_default();
-            // A list that cannot be read is not known to be without ours.
+            let text = match state.read(&other, BYTES_MAX) {
+                Err(error) if error.kind() == ErrorKind::InvalidData => String::new(),
+                read => read?.unwrap_or_default(),
+            };
+            // A list that is damaged is not known to be without ours.
             let listed = parse(&text, &boot).unwrap_or_else(|| Some(ours.clone()));
             let Some(listed) = listed else {
                 others.push((other, BTreeSet::new()));
@@ -105,32 +108,59 @@ fn print(primaries: &BTreeSet<String>, boot: &str) -> String {
     sealed(&format!("{HEADING}\nboot {boot}\n{lines}"))
 }
 
-/// The primaries of a list; `Some(None)` if it is of another start of the machine, `None` if it is
-/// not a whole list.
+/// The primaries of a list; `Some(None)` if it is known to be of another start of the machine,
+/// `None` if it is not a whole list.
 fn parse(text: &str, boot: &str) -> Option<Option<BTreeSet<String>>> {
     let mut lines = unsealed(text)?.lines();
     if lines.next()? != HEADING {
         return None;
     }
-    let same = lines.next()?.strip_prefix("boot ")? == boot;
+    let theirs = lines.next()?.strip_prefix("boot ")?;
+    let counts = theirs == boot || theirs.is_empty() || boot.is_empty();
     let primary = |line: &str| Some(line.strip_prefix("primary ")?.to_owned());
     let listed = lines.map(primary).collect::<Option<_>>()?;
-    Some(same.then_some(listed))
+    Some(counts.then_some(listed))
 }
 
 #[cfg(test)]
 mod tests {
+    use forebay_device::AwayDevice;
+
     use super::*;
 
     #[test]
-    fn only_a_whole_list_of_this_start_counts() {
+    fn a_list_counts_unless_it_is_of_another_start_or_not_whole() {
         let primaries: BTreeSet<String> = ["disk:a", "nbd://h/x"].map(str::to_owned).into();
         let text = print(&primaries, "b1");
-        assert_eq!(parse(&text, "b1"), Some(Some(primaries)));
+        assert_eq!(parse(&text, "b1"), Some(Some(primaries.clone())));
         assert_eq!(parse(&text, "b2"), Some(None));
+        assert_eq!(parse(&text, ""), Some(Some(primaries.clone())), "the start is not known");
+        let nameless = print(&primaries, "");
+        assert_eq!(parse(&nameless, "b1"), Some(Some(primaries)), "nor is the list's");
         for cut in 0..text.len() {
             assert_eq!(parse(&text[..cut], "b1"), None, "{cut} bytes");
         }
         assert_eq!(parse(&sealed(&format!("{HEADING}\nboot b1\nother x\n")), "b1"), None);
+    }
+
+    #[test]
+    fn a_list_that_is_not_text_is_replaced() {
+        let dir = std::env::temp_dir().join(format!("forebay-users-{}", std::process::id()));
+        let state = StateDir::open(&dir).expect("a directory can be made");
+        let (own, other) = (file_of([7; 16], KIND), file_of([8; 16], KIND));
+        for name in [&own, &other] {
+            std::fs::write(dir.join(name), [0xff; 9]).expect("it can be written");
+        }
+        let away: Arc<dyn BlockDevice> =
+            Arc::new(AwayDevice::new(1 << 20, "a", "a", String::new()));
+        let primaries = [away];
+        let users = Users::begin(&state, [7; 16], &primaries).expect("it can be replaced");
+        assert_eq!(state.read(&other, BYTES_MAX).expect("it can be read"), None);
+        assert!(primaries[0].has_stragglers(), "it may have been on the list");
+        let boot = users.boot.clone();
+        users.end().expect("it can be written");
+        let left = state.read(&own, BYTES_MAX).expect("it can be read").expect("it stays");
+        assert_eq!(parse(&left, &boot), Some(Some(["a".to_owned()].into())));
+        std::fs::remove_dir_all(&dir).expect("it is ours");
     }
 }
