@@ -22,6 +22,7 @@ use forebay_engine::{CacheShare, ContentLocality, DirtyShare, Eviction, Mode, Pa
 pub use list::{ListItem, TextList};
 pub use observed::{EventsConfig, WebConfig, WebListen};
 pub use pins::{PINNED_RANGES_MAX, Pin, PinList};
+pub use read::FILE_BYTES_MAX;
 pub use rules::RuleList;
 
 use crate::access::{SocketAccess, SocketMode};

@@ -12,7 +12,7 @@ use crate::settings::{Initial, Kind, Section, Spec};
 use super::{Config, ConfigError};
 
 /// Maximum length of a configuration file, in bytes.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+pub const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Advice for a file with `[volume]` instead of `[[volume]]`.
 const ONE_VOLUME: &str = "[volume] is one section; write [[volume]], there may be several";

@@ -6,7 +6,7 @@ use std::io;
 
 use anyhow::Context;
 use forebay_block::{VOLUMES_MAX, VolumeId};
-use forebay_control::config::Config;
+use forebay_control::config::{Config, FILE_BYTES_MAX};
 use forebay_runtime::{StateDir, sealed, unsealed};
 
 use crate::server::warm_up::WarmUp;
@@ -20,7 +20,7 @@ const NEW_CACHE: &str = "new cache";
 /// The line before the text.
 const TEXT: &str = "text";
 /// Longest file that is read, in bytes: a configuration, and a line for each volume.
-const BYTES_MAX: u64 = 256 << 10;
+const BYTES_MAX: u64 = 2 * FILE_BYTES_MAX;
 
 /// A configuration that is being brought into force.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -98,7 +98,8 @@ mod tests {
         let name = format!("forebay-applying-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         let state = StateDir::open(&directory).expect("it is made");
-        let texts = ["", "text\n", "a = 1\n\n[b]\ntext\nc = 2", "volume 1 x\n"];
+        let longest = "#".repeat(FILE_BYTES_MAX as usize);
+        let texts = ["", "text\n", "a = 1\n\n[b]\ntext\nc = 2", "volume 1 x\n", &longest];
         for (count, text) in texts.into_iter().enumerate() {
             let ids = (0..count as u8).map(|id| (VolumeId(id), format!("v {id}"))).collect();
             let new_cache = count % 2 == 1;

@@ -300,7 +300,8 @@ impl Running {
             // The cache has this number, whoever chose it.
             all.server.shards = wanted.server.shards;
         }
-        // So does its division stay, whatever was configured when it was opened.
+        // So do its size and its division stay, whatever was configured when it was opened.
+        all.cache.size = in_force.cache.size;
         all.cache.spare = in_force.cache.spare;
         all.cache.log_share = in_force.cache.log_share;
         for spec in Spec::online() {

@@ -4,6 +4,7 @@
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use forebay_control::config::FILE_BYTES_MAX;
 use forebay_control::text::utc;
 use forebay_runtime::StateDir;
 
@@ -12,8 +13,6 @@ const PREFIX: &str = "configuration-";
 const SUFFIX: &str = ".toml";
 /// How many are kept.
 const KEPT: usize = 16;
-/// Longest one that is compared, in bytes.
-const BYTES_MAX: u64 = 256 << 10;
 
 /// Keeps a configuration that has come into force. The server does not depend on it.
 pub fn keep_or_warn(state: &StateDir, text: &str) {
@@ -31,7 +30,7 @@ pub fn keep_or_warn(state: &StateDir, text: &str) {
 fn keep(state: &StateDir, text: &str, now: u64) -> io::Result<()> {
     let mut names = names(state)?;
     if let Some(last) = names.last()
-        && state.read(last, BYTES_MAX)?.as_deref() == Some(text)
+        && state.read(last, FILE_BYTES_MAX)?.as_deref() == Some(text)
     {
         return Ok(());
     }

@@ -253,8 +253,7 @@ impl Serving {
         let place = place.map(|place| mount::prepare(place, &mut kept)).transpose()?;
         // A process may have a file of the mount open, which the kernel knows by its volume's id.
         let ids_are_free = !matches!(place, Some(Prepared::Left(_)));
-        let is_restart = came == Came::Restarted;
-        let how = cache::Start { applied: applying, ids_are_free, is_restart };
+        let how = cache::Start { applied: applying, ids_are_free, came };
         let configured = config.clone();
         let mut config = config.clone();
         let (mut cache, mut plan, settings) = cache::open(args, &mut config, how)?;

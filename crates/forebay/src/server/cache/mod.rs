@@ -33,6 +33,7 @@ use forebay_volume::{Registry, Volume};
 use crate::busy;
 use crate::server::applying::Applying;
 use crate::server::args::ServeArgs;
+use crate::server::events::Came;
 use crate::server::primaries::Gone;
 use crate::server::primaries::keeper::Keeper;
 use crate::server::primaries::returns::{Missing, Returns};
@@ -109,8 +110,21 @@ pub struct Start<'a> {
     pub applied: Option<&'a Applying>,
     /// Nobody knows the volumes by their ids yet: there is no mount of a server before.
     pub ids_are_free: bool,
-    /// Clients wait for another server, as the one before has ended without an order to.
-    pub is_restart: bool,
+    /// How the server comes to serve.
+    pub came: Came,
+}
+
+impl Start<'_> {
+    /// Whether the server before ended while it applied this configuration, which takes a new
+    /// cache: the cache may still be the one before.
+    fn is_after_interruption(&self) -> bool {
+        self.came != Came::TookOver && self.applied.is_some_and(|applied| applied.new_cache)
+    }
+
+    /// Whether the cache keeps its size, whatever is configured.
+    fn keeps_size(&self) -> bool {
+        self.came == Came::Restarted || self.is_after_interruption()
+    }
 }
 
 /// Opens the primaries, and opens or creates the cache; returns a pool that is ready to start.
@@ -121,7 +135,8 @@ pub fn open(
     start: Start<'_>,
 ) -> anyhow::Result<(Cache, PoolConfig, KeptSettings)> {
     let opened = primaries::open(config)?;
-    let size = size::of(&config.cache, start.is_restart)?;
+    let size = size::of(&config.cache, start)?;
+    config.cache.size = size.map(Size);
     let mut made = Made::default();
     let absent = is_absent(&config.cache.path);
     let device = busy::open(|| open_cache(&config.cache.path, size))
@@ -141,9 +156,20 @@ pub fn open(
     let how = (args, allowed.reset, start);
     let (opened, unchanged) =
         decide_on(how, config, &primaries, &mut queue, (size, &found), &witness)
-            .map_err(|error| reset::explain(error, &primaries, &mut queue, size))?;
+            .map_err(|error| reset::explain(error, &primaries, &mut queue, size))
+            .map_err(|error| match start.is_after_interruption() {
+                true => error.context(INTERRUPTED),
+                false => error,
+            })?;
     if applied.is_some_and(|applied| applied.new_cache) && !opened.fresh {
-        bail!("the cache could not be given up: something became dirty again; apply it once more");
+        if start.came == Came::TookOver {
+            let what = "the cache could not be given up: something became dirty again";
+            bail!("{what}; apply it once more");
+        }
+        tracing::warn!(
+            "the server before ended while it applied this configuration, and the cache may still \
+             be the one before: apply it once more"
+        );
     }
     opened.notes.iter().for_each(|note| tracing::warn!("{note}"));
     memory::check(config, &opened, ARENA_BYTES)?;
@@ -354,6 +380,10 @@ impl Cache {
     }
 }
 
+/// The remedy if a start after an interrupted hand-over to a new cache is refused.
+const INTERRUPTED: &str = "the server before ended while it applied this configuration: start with \
+                           the one before, which is the last configuration-*.toml in the state \
+                           directory, and apply this one once more";
 /// The error if the state directory cannot be used.
 pub const NO_STATE: &str = "the state directory cannot be used; name another with --state DIR";
 

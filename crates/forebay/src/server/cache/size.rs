@@ -11,25 +11,32 @@ use forebay_format::Superblock;
 use forebay_runtime::Witness;
 use rustix::fs::{FlockOperation, flock};
 
+use super::Start;
 use super::superblocks::copies_in;
+use crate::server::events::Came;
 
 /// The bytes to use, if that is configured.
 ///
 /// A restart takes the size that it finds. The configuration may be the one before that of the last
-/// server, which had made a new cache and could not serve.
+/// server, which had made a new cache and could not serve. So does a start after a hand-over that
+/// ended before the cache was given up.
 ///
 /// # Errors
 /// As [`make_room`].
-pub fn of(cache: &CacheConfig, is_restart: bool) -> anyhow::Result<Option<u64>> {
+pub fn of(cache: &CacheConfig, start: Start<'_>) -> anyhow::Result<Option<u64>> {
     let Some(Size(size)) = cache.size else { return Ok(None) };
-    if is_restart && let Some(found) = found(cache, size) {
+    if start.came != Came::Restarted {
+        make_room(cache, size)?;
+    }
+    if start.keeps_size()
+        && let Some(found) = found(cache, size)
+    {
         if found != size {
             let (found, size) = (Size(found), Size(size));
             tracing::warn!("the cache has {found} and not {size} as configured, and is used so");
         }
         return Ok(Some(found));
     }
-    make_room(cache, size)?;
     Ok(Some(size))
 }
 
