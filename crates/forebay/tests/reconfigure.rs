@@ -11,6 +11,7 @@ mod tools;
 use std::fs::{self, OpenOptions};
 use std::ops::RangeInclusive;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -473,6 +474,30 @@ fn a_start_after_an_interrupted_apply_to_another_device_says_how_to_go_on() {
     plan.apply(&server);
     assert!(read(&mut plan.connect("a"), 0, 6 * MIB) == noise(1, 6 << 20));
     server.stop(&[]);
+}
+
+/// A server whose keeper was killed while it applied a file wrote around the cache for good, and
+/// took no other change: it waited for an answer of the keeper.
+#[test]
+fn a_server_whose_keeper_dies_during_an_apply_goes_on_as_before() {
+    let mut plan = Plan::new(&["a"]);
+    let server = plan.start();
+    let mut a = plan.connect("a");
+    plan.cache += "\nlog_share = \"20%\"";
+    let (mut apply, pid) = apply_half(&plan, &server);
+    assert_eq!(volumes(&server)[0].2, "write-around");
+    server.signal("KILL");
+    assert!(!apply.wait().expect("it is our child").success());
+    server.log("no hand-over: the keeper is gone");
+    until("it serves as before", || volumes(&server)[0].2 == "write-back");
+    plan.is_over();
+    server.ask(&["set", "dirty_limit=40%"]);
+    a.write(0, &noise(1, 6 << 20), true).expect("it is written");
+    assert_ne!(server.status()["dirty_bytes"], 0);
+    assert!(plan.refused(&server).contains("the keeper is gone"));
+    assert_eq!(server.status()["pid"].to_string(), pid);
+    server.ask(&["stop"]);
+    until("the server ends", || !Path::new(&format!("/proc/{pid}")).exists());
 }
 
 /// A server that dies there has the same configuration when the keeper starts it again, if the

@@ -77,16 +77,18 @@ impl Kept {
         Ok(())
     }
 
-    /// Hands the keeper's messages to `take` from now on, on a thread of its own.
+    /// Hands the keeper's messages to `take` from now on, on a thread of its own; `None` once the
+    /// keeper is gone.
     ///
     /// # Errors
     /// If the thread cannot be started.
-    pub fn listen(&self, take: impl Fn(Message) + Send + 'static) -> io::Result<()> {
+    pub fn listen(&self, take: impl Fn(Option<Message>) + Send + 'static) -> io::Result<()> {
         let Some(line) = self.line.clone() else { return Ok(()) };
         let listen = move || {
             while let Ok(Some((message, _))) = line.receive() {
-                take(message);
+                take(Some(message));
             }
+            take(None);
         };
         std::thread::Builder::new().name("keeper".into()).spawn(listen)?;
         Ok(())

@@ -14,7 +14,7 @@ use forebay_block::{BLOCK_SIZE, VolumeId};
 use forebay_control::config::Config;
 use forebay_control::settings::{Differences, VolumeChange, VolumeDifference, Way};
 use forebay_control::units::Size;
-use forebay_control::{ControlError, ControlErrorKind, UpgradeSnapshot, UpgradeState, Wanted};
+use forebay_control::{ControlError, ControlErrorKind, UpgradeSnapshot, Wanted};
 use forebay_device::{open_primary, primary_size};
 use forebay_engine::{DrainProgress, Mode, Setting};
 use forebay_runtime::{Pool, StateDir, VolumeStats};
@@ -262,7 +262,7 @@ impl Reconfiguration {
             return Ok(());
         }
         let (began, mut progress) = (Instant::now(), DrainProgress::default());
-        loop {
+        while self.upgrades.runs(id) {
             let stats = self.pool.stats().ok_or(NO_ANSWER)?;
             let of = |id: VolumeId| stats.volumes.iter().find(|volume| volume.id == id);
             let states = || leaving.iter().filter_map(|&(_, id)| of(id));
@@ -283,6 +283,7 @@ impl Reconfiguration {
             leaving.iter().for_each(|&(_, volume)| self.pool.set_drain(volume, true));
             std::thread::sleep(STEP);
         }
+        Err("it was ended during the drain".to_owned())
     }
 
     /// Waits until no primary is away: a request that waits for one cannot be handed over, so that
@@ -302,8 +303,7 @@ impl Reconfiguration {
 
     /// Waits until the hand-over has failed. If it succeeds, this process ends first.
     fn await_failure(&self, id: u64) {
-        let runs = |last: &UpgradeSnapshot| last.id == id && last.state == UpgradeState::Running;
-        while self.upgrades.last().as_ref().is_some_and(runs) {
+        while self.upgrades.runs(id) {
             std::thread::sleep(STEP);
         }
     }

@@ -443,10 +443,11 @@ fn listen_to_keeper(
 ) -> anyhow::Result<()> {
     let (upgrades, stop) = (Arc::clone(upgrades), stop.clone());
     kept.listen(move |message| match message {
-        Message::Upgraded(outcome) => upgrades.ended(&outcome),
+        Some(Message::Upgraded(outcome)) => upgrades.ended(&outcome),
         // A server that has begun to stop goes on with that.
-        Message::HandOver => drop(stop.send(Order::HandOver)),
-        _ => {}
+        Some(Message::HandOver) => drop(stop.send(Order::HandOver)),
+        Some(_) => {}
+        None => upgrades.lose_keeper(),
     })?;
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -14,9 +15,12 @@ use rustix::fs::{Mode, OFlags};
 use crate::keeper::{Line, Message, Outcome, Upgrade};
 use crate::server::control::locked;
 
+const KEEPER_GONE: &str = "the keeper is gone";
+
 /// The line to the keeper, and the last upgrade.
 pub struct Upgrades {
     line: Option<Arc<Line>>,
+    keeper_gone: AtomicBool,
     last: Mutex<Option<Upgrading>>,
 }
 
@@ -26,6 +30,20 @@ struct Upgrading {
     file: Option<OwnedFd>,
 }
 
+impl Upgrading {
+    fn is_running(&self) -> bool {
+        self.now.state == UpgradeState::Running
+    }
+
+    fn fail(&mut self, why: String) {
+        if self.is_running() {
+            tracing::error!("no hand-over: {why}");
+            (self.now.state, self.now.to_drain) = (UpgradeState::Failed, None);
+            (self.now.error, self.file) = (Some(why), None);
+        }
+    }
+}
+
 fn conflict(what: &str, hint: &str) -> ControlError {
     ControlError::new(ControlErrorKind::Conflict, what, hint)
 }
@@ -33,7 +51,7 @@ fn conflict(what: &str, hint: &str) -> ControlError {
 impl Upgrades {
     /// Of a server with this line to a keeper, if it has one.
     pub fn new(line: Option<Arc<Line>>) -> Self {
-        Self { line, last: Mutex::default() }
+        Self { line, keeper_gone: AtomicBool::new(false), last: Mutex::default() }
     }
 
     /// Asks the keeper to start `program` in place of this server.
@@ -61,7 +79,10 @@ impl Upgrades {
                 "stop the server, and start it again",
             ));
         };
-        if last.as_ref().is_some_and(|last| last.now.state == UpgradeState::Running) {
+        if self.keeper_gone.load(Ordering::Relaxed) {
+            return Err(conflict(KEEPER_GONE, "stop the server, and start it again"));
+        }
+        if last.as_ref().is_some_and(Upgrading::is_running) {
             return Err(conflict("an upgrade is under way", "wait until it has ended"));
         }
         Ok(line)
@@ -105,9 +126,8 @@ impl Upgrades {
         };
         tracing::info!(program, "an upgrade begins");
         let upgrade = Message::Upgrade(Upgrade { id, program, stays });
-        line.send(&upgrade, Some(file.as_fd())).map_err(|_| {
-            conflict("the keeper is gone", "stop the server, and start the other program")
-        })
+        line.send(&upgrade, Some(file.as_fd()))
+            .map_err(|_| conflict(KEEPER_GONE, "stop the server, and start the other program"))
     }
 
     /// Tells how many bytes must be written to the primaries before the upgrade goes on.
@@ -118,18 +138,27 @@ impl Upgrades {
         }
     }
 
-    /// Ends an upgrade for which the keeper was not asked.
+    /// Whether this upgrade is under way.
+    pub fn runs(&self, id: u64) -> bool {
+        locked(&self.last).as_ref().is_some_and(|last| last.now.id == id && last.is_running())
+    }
+
+    /// Ends an upgrade that the keeper does not end, if it is under way.
     pub fn fail(&self, id: u64, why: String) {
         let mut last = locked(&self.last);
-        let Some(last) = last.as_mut().filter(|last| last.now.id == id) else { return };
-        tracing::error!("no hand-over: {why}");
-        last.now = UpgradeSnapshot {
-            state: UpgradeState::Failed,
-            to_drain: None,
-            error: Some(why),
-            ..last.now.clone()
-        };
-        last.file = None;
+        if let Some(last) = last.as_mut().filter(|last| last.now.id == id) {
+            last.fail(why);
+        }
+    }
+
+    /// Ends the upgrade that is under way, if there is one, and refuses any other: nobody is left
+    /// to carry it out.
+    pub fn lose_keeper(&self) {
+        let mut last = locked(&self.last);
+        self.keeper_gone.store(true, Ordering::Relaxed);
+        if let Some(last) = last.as_mut() {
+            last.fail(KEEPER_GONE.to_owned());
+        }
     }
 
     /// Notes how an upgrade ended.
