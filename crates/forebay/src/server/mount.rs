@@ -59,6 +59,8 @@ pub struct MountPoint {
     place: PathBuf,
     /// The keeper holds the mount: it outlives a server that dies or fails to start.
     lasts: AtomicBool,
+    /// It is unmounted: what is mounted there now is another server's.
+    left: AtomicBool,
 }
 
 /// What the keeper holds with the mount.
@@ -72,6 +74,10 @@ struct Note {
 }
 
 impl MountPoint {
+    fn new(place: PathBuf, lasts: bool) -> Self {
+        Self { place, lasts: AtomicBool::new(lasts), left: AtomicBool::new(false) }
+    }
+
     /// The path of a volume's file.
     pub fn file(&self, volume: &str) -> String {
         self.place.join(volume).display().to_string()
@@ -131,10 +137,15 @@ impl MountPoint {
 
     /// Success if it was already unmounted, by the server or by others.
     fn unmount(&self, flags: UnmountFlags) -> Result<(), Errno> {
-        match mounts::at(&self.place) {
-            Ok(Some(entry)) if entry.kind == KIND => rustix::mount::unmount(&self.place, flags),
-            _ => Ok(()),
+        if self.left.load(Ordering::Relaxed) {
+            return Ok(());
         }
+        match mounts::at(&self.place) {
+            Ok(Some(entry)) if entry.kind == KIND => rustix::mount::unmount(&self.place, flags)?,
+            _ => {}
+        }
+        self.left.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     fn devices(&self) -> Vec<String> {
@@ -180,8 +191,8 @@ pub fn prepare(place: &Path, kept: &mut Kept) -> anyhow::Result<Prepared> {
     if note.request_bytes != REQUEST_BYTES {
         bail!("--fuse {}: its requests have up to {} bytes", place.display(), note.request_bytes);
     }
-    let point = MountPoint { place: note.place.clone(), lasts: AtomicBool::new(true) };
-    let (point, version) = (Arc::new(point), note.version);
+    let point = Arc::new(MountPoint::new(note.place.clone(), true));
+    let version = note.version;
     let (ring, resends, left) = (false, true, Some(note));
     Ok(Prepared::Left(NewMount { point, device, ring, resends, version, left }))
 }
@@ -292,8 +303,7 @@ fn mount(place: &Path, transport: FuseTransport, lasting: bool) -> anyhow::Resul
         Err(Errno::NODEV) => bail!("this kernel has no FUSE, or it is not loaded (modprobe fuse)"),
         Err(error) => bail!("--fuse {}: not mounted: {error}", place.display()),
     }
-    let lasts = AtomicBool::new(false);
-    let point = Arc::new(MountPoint { place: place.to_owned(), lasts });
+    let point = Arc::new(MountPoint::new(place.to_owned(), false));
     let Agreement { ring, resends, version, .. } = agree(&device, wanted)?;
     if wanted && !ring {
         let why = switched.and_then(Result::err);
@@ -473,4 +483,46 @@ fn describe(control: &dyn PoolControl, volumes: &[String], topic: Topic) -> Vec<
         })
     })();
     told.unwrap_or_else(|error| format!("{error}\n")).into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A connection of the kernel at `place`, on which nobody answers.
+    fn mount_at(place: &Path) -> OwnedFd {
+        let device = rustix::fs::open(DEVICE, OFlags::RDWR, Mode::empty()).expect("it is there");
+        let options = format!("fd={},rootmode=40755,user_id=0,group_id=0", device.as_raw_fd());
+        let options = CString::new(options).expect("no zero byte");
+        rustix::mount::mount(SOURCE, place, KIND, MountFlags::empty(), options.as_c_str())
+            .expect("root may mount");
+        device
+    }
+
+    /// A server that had unmounted, and was still ending, took the mount of the next one away.
+    #[test]
+    fn a_mount_that_comes_after_ours_stays() {
+        if !rustix::process::geteuid().is_root() || !Path::new(DEVICE).exists() {
+            return;
+        }
+        let place = std::env::temp_dir().join(format!("forebay-mount-{}", std::process::id()));
+        fs::create_dir(&place).expect("it is made");
+        let is_mounted = || mounts::at(&place).expect("a list").is_some();
+        for leaves in [true, false] {
+            let _device = mount_at(&place);
+            let point = MountPoint::new(place.clone(), false);
+            if leaves {
+                point.leave();
+                assert!(!is_mounted());
+                let _next = mount_at(&place);
+                drop(point);
+                assert!(is_mounted());
+                rustix::mount::unmount(&place, CUT_OFF).expect("it is ours");
+            } else {
+                drop(point);
+            }
+            assert!(!is_mounted());
+        }
+        fs::remove_dir(&place).expect("it is empty");
+    }
 }
