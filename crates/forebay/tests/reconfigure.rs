@@ -11,6 +11,7 @@ mod tools;
 use std::fs::{self, OpenOptions};
 use std::ops::RangeInclusive;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,7 +42,7 @@ struct Plan {
     cache: String,
     /// Lines of other sections.
     more: String,
-    /// Name, file of the primary, and further lines of each volume.
+    /// Name, file or URI of the primary, and further lines of each volume.
     volumes: Vec<(&'static str, &'static str, &'static str)>,
 }
 
@@ -71,7 +72,8 @@ impl Plan {
             self.cache, self.more
         );
         for (name, primary, lines) in &self.volumes {
-            let primary = self.place.text(primary);
+            let is_path = !primary.contains("://");
+            let primary = if is_path { self.place.text(primary) } else { (*primary).to_owned() };
             text += &format!(
                 "[[volume]]\nname = {name:?}\nprimary = {primary:?}\n\
                  sequential_threshold = \"0\"\n{lines}\n"
@@ -498,6 +500,45 @@ fn a_server_whose_keeper_dies_during_an_apply_goes_on_as_before() {
     assert_eq!(server.status()["pid"].to_string(), pid);
     server.ask(&["stop"]);
     until("the server ends", || !Path::new(&format!("/proc/{pid}")).exists());
+}
+
+/// The file was compared only before the drain. If it was edited meanwhile, the cache was given up,
+/// and the next server knew nothing of the apply.
+#[test]
+fn a_file_that_is_edited_during_the_drain_is_not_applied() {
+    let mut plan = Plan::new(&["a"]);
+    let socket = plan.place.path("san.sock");
+    let mut nbdkit = Command::new("nbdkit");
+    nbdkit.args(["--foreground", "--unix", &socket.to_string_lossy(), "--filter=delay", "file"]);
+    nbdkit.arg(plan.place.path("a")).arg("wdelay=3");
+    let mut nbdkit = nbdkit.spawn().expect("nbdkit runs (make setup)");
+    until("nbdkit listens", || UnixStream::connect(&socket).is_ok());
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    plan.volumes = vec![("a", uri.leak(), "")];
+    plan.cache += "\nwrite_cache_depth = \"1h\"\nidle_destage = \"0s\"";
+    let server = plan.start();
+    let mut a = plan.connect("a");
+    a.write(0, &noise(1, 65536), true).expect("it is written");
+
+    plan.cache += "\nlog_share = \"20%\"";
+    let mut apply = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    let apply = apply.args(["apply", &plan.write(), &server.control_argument()]);
+    let apply = apply.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it runs");
+    until("the drain", || volumes(&server)[0].2 == "write-around");
+    let pid = server.status()["pid"].clone();
+    let text = fs::read_to_string(plan.file()).expect("it is there");
+    fs::write(plan.file(), text + "# edited\n").expect("it can be written");
+    let output = apply.wait_with_output().expect("it is our child");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("changed while it was applied"), "{said}");
+    until("it serves as before", || volumes(&server)[0].2 == "write-back");
+    plan.is_over();
+    assert_eq!(server.status()["pid"], pid);
+    plan.apply(&server);
+    assert!(read(&mut a, 0, 65536) == noise(1, 65536));
+    server.stop(&[]);
+    nbdkit.kill().expect("it is our child");
+    nbdkit.wait().expect("it is our child");
 }
 
 /// A server that dies there has the same configuration when the keeper starts it again, if the

@@ -165,6 +165,12 @@ impl Reconfiguration {
         }
     }
 
+    /// Whether the next server finds this text in the file of the start.
+    fn will_read(&self, text: &str) -> bool {
+        let found = self.source.as_ref().and_then(|source| std::fs::read_to_string(source).ok());
+        found.as_deref() == Some(text)
+    }
+
     /// Begins to hand over, and returns at once.
     ///
     /// # Errors
@@ -243,6 +249,12 @@ impl Reconfiguration {
         self.primaries_answer()?;
         if applying.new_cache {
             self.list_blocks(&applying.ids);
+        }
+        // The drain may have taken long.
+        if !self.will_read(&applying.text) {
+            return Err("the configuration file was changed while it was applied; apply it once \
+                        more"
+                .to_owned());
         }
         self.gives_up_cache.store(applying.new_cache, Ordering::SeqCst);
         applying.store(&self.state).map_err(|error| error.to_string())
