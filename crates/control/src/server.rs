@@ -39,7 +39,7 @@ use crate::monitor::Monitor;
 use crate::peer::{self, Changers, ChangesBy, Peer};
 use crate::pool::{PoolControl, PoolSnapshot, PrefetchTarget, TraceTarget, Wanted};
 use crate::settings::Change;
-use crate::socket::{SocketError, listen};
+use crate::socket::{SocketError, SocketFile, listen};
 
 /// Maximum length of a request body, in bytes.
 const BODY_BYTES_MAX: usize = 256 << 10;
@@ -69,12 +69,12 @@ impl ControlSocket {
     /// When another server holds the path, or the socket cannot be created.
     pub fn bind(path: &Path, access: &SocketAccess) -> Result<Self, SocketError> {
         let listener = listen(path, access)?;
-        let file = Some(SocketFile(path.to_owned()));
+        let file = Some(SocketFile::at(path));
         Ok(Self { listener, path: path.to_owned(), file, changes: ChangesBy::default() })
     }
 
-    /// The socket that an earlier server has left, bound to `path`. Its file stays if it is never
-    /// served.
+    /// The socket that an earlier server has left, bound to `path`. Its file stays until
+    /// [`Server::own_file`].
     #[must_use]
     pub fn left(path: &Path, socket: OwnedFd) -> Self {
         let changes = ChangesBy::default();
@@ -100,17 +100,10 @@ impl AsFd for ControlSocket {
     }
 }
 
-/// The socket's file; removed on drop.
-struct SocketFile(PathBuf);
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-/// The running API. Dropping it stops it and removes the socket.
+/// The running API. Dropping it stops it and removes the socket, unless that is one that an earlier
+/// server has left.
 pub struct Server {
+    path: PathBuf,
     file: Option<SocketFile>,
     monitor: Arc<Monitor>,
     farewell: Option<oneshot::Sender<()>>,
@@ -140,8 +133,12 @@ impl Server {
         };
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(body);
         let thread = Some(thread.map_err(failed)?);
-        let file = file.unwrap_or_else(|| SocketFile(path));
-        Ok(Self { file: Some(file), monitor, farewell: Some(farewell), thread })
+        Ok(Self { path, file, monitor, farewell: Some(farewell), thread })
+    }
+
+    /// From now on the socket's file goes with the server, also if an earlier one has left it.
+    pub fn own_file(&mut self) {
+        self.file.get_or_insert_with(|| SocketFile::at(&self.path));
     }
 
     /// Stops the API, and leaves the socket to the next server.

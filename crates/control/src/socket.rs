@@ -2,7 +2,7 @@
 //! but not if it is alive.
 
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt, lchown};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, lchown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -107,6 +107,35 @@ pub fn listen(path: &Path, access: &SocketAccess) -> Result<UnixListener, Socket
     bound.map_err(failed)
 }
 
+/// The file of a listening socket. Dropping it removes the file, unless another socket has taken
+/// its place.
+pub struct SocketFile {
+    path: PathBuf,
+    /// Device and inode.
+    file: Option<(u64, u64)>,
+}
+
+impl SocketFile {
+    /// The file that is at `path` now.
+    pub fn at(path: &Path) -> Self {
+        Self { path: path.to_owned(), file: file_at(path) }
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if self.file.is_some() && self.file == file_at(&self.path) {
+            // If it cannot be removed here, the next server removes it.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Device and inode of the file at `path`, if there is one.
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
 /// Removes the socket of a dead server.
 fn clear(path: &Path) -> Result<(), SocketError> {
     let failed = |source| SocketError::Io { path: path.to_owned(), source };
@@ -147,6 +176,23 @@ mod tests {
         assert_eq!(service.parent(), Some(&*runtime), "ProtectSystem= leaves only this writable");
         let state = Path::new("/var/lib").join(setting("StateDirectory="));
         assert_eq!(crate::config::STATE_DIR, state.to_str().expect("it is text"));
+    }
+
+    #[test]
+    fn the_file_of_another_socket_stays() {
+        let directory = std::env::temp_dir().join(format!("forebay-file-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("a temporary directory can be made");
+        let path = directory.join("control.sock");
+        let any = SocketAccess::default();
+        let _first = listen(&path, &any).expect("nothing is there");
+        let file = SocketFile::at(&path);
+        std::fs::remove_file(&path).expect("it is ours");
+        let _second = listen(&path, &any).expect("nothing is there");
+        drop(file);
+        assert!(path.exists());
+        drop(SocketFile::at(&path));
+        assert!(!path.exists());
+        std::fs::remove_dir(&directory).expect("it is empty");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -359,6 +359,27 @@ fn refused(result: Result<impl std::fmt::Debug, ClientError>) -> (u16, String) {
         Err(ClientError::Refused { status, error, hint }) => (status, format!("{error}; {hint}")),
         other => panic!("it must be refused: {other:?}"),
     }
+}
+
+/// A start that failed late removed the file of a socket that the keeper has for the next one.
+#[test]
+fn the_file_of_a_socket_that_was_left_stays_until_it_is_owned() {
+    let served = Served::new();
+    let path = served.directory.join("left.sock");
+    let socket = UnixListener::bind(&path).expect("nothing is there");
+    socket.set_nonblocking(true).expect("it can be set");
+    let start = || {
+        let left = socket.try_clone().expect("a descriptor is free");
+        let events = EventLog::start(None, Vec::new()).expect("a thread");
+        let monitor = Monitor::start(Arc::clone(&served.table) as _, events).expect("a thread");
+        Server::start(ControlSocket::left(&path, left.into()), monitor).expect("a thread")
+    };
+    drop(start());
+    assert!(path.exists());
+    let mut server = start();
+    server.own_file();
+    drop(server);
+    assert!(!path.exists());
 }
 
 #[test]

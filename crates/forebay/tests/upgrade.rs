@@ -197,6 +197,15 @@ fn a_configuration_that_cannot_be_served_is_refused() {
     assert_ne!(server.status()["pid"], pid);
     assert_eq!(ram(&server), "4MiB", "it has its own configuration");
 
+    // The sockets are found whatever their order.
+    let second = format!("\"unix:{}\"", place.text("second.sock"));
+    for both in [format!("{unix}, {second}"), format!("{second}, {unix}")] {
+        write(&text("4MiB", &both, ""));
+        upgrade(&server, own());
+        for name in ["nbd.sock", "second.sock"] {
+            Nbd::connect(&place.path(name), "disk").expect("it is served");
+        }
+    }
     write(&text("8MiB", &unix, ""));
     upgrade(&server, own());
     assert_eq!(ram(&server), "8MiB");

@@ -29,8 +29,17 @@ pub struct Endpoints {
 struct Bound {
     listener: Listener,
     policy: TlsPolicy,
+    /// As configured: its port may be 0.
+    asked: Address,
     /// The name under which the keeper holds it.
     name: String,
+}
+
+/// Sockets whose clients wait.
+pub struct Doors {
+    closed: Vec<(Listener, NbdServer)>,
+    /// For the clients of a server before this one.
+    left: Arc<dyn SessionFactory>,
 }
 
 impl Endpoints {
@@ -38,17 +47,20 @@ impl Endpoints {
     pub fn open(config: &Config, kept: &mut Kept) -> anyhow::Result<Self> {
         let server = &config.server;
         let tls = certificates(server)?;
-        let mut listeners = Vec::new();
+        let mut listeners = Vec::<Bound>::new();
         for endpoint in &server.nbd {
             let policy = endpoint.tls_by(server.tls);
             for address in addresses(endpoint)? {
-                let name = format!("listener {} {address}", listeners.len());
+                // The order of a host's addresses may be another one at each start.
+                let same = listeners.iter().filter(|bound| bound.asked == address).count();
+                let name = format!("listener {same} {address}");
+                let asked = address.clone();
                 let listener = match kept.take(&name) {
                     Some(left) => Listener::left(address, left.descriptor).context(name.clone())?,
                     None => busy::bind(|| Listener::bind(&address)).map_err(no_listener)?,
                 };
                 warn_if_open(policy, listener.address());
-                listeners.push(Bound { listener, policy, name });
+                listeners.push(Bound { listener, policy, asked, name });
             }
         }
         Ok(Self { listeners, tls })
@@ -59,16 +71,11 @@ impl Endpoints {
         self.listeners.iter().map(|bound| bound.listener.address().to_string())
     }
 
-    /// Serves the pool's volumes. The keeper gets the sockets, so that clients can connect while
-    /// there is no server. Returns the door for the clients of a server before this one.
-    pub fn serve(
-        self,
-        pool: &Pool,
-        buffers: &BufPool,
-        kept: &Kept,
-    ) -> anyhow::Result<Arc<dyn SessionFactory>> {
-        for Bound { mut listener, policy, name } in self.listeners {
-            listener.own_file();
+    /// Makes all ready to serve the pool's volumes. The keeper gets the sockets, so that clients can
+    /// connect while there is no server.
+    pub fn leave_with(self, kept: &Kept, pool: &Pool, buffers: &BufPool) -> anyhow::Result<Doors> {
+        let mut closed = Vec::new();
+        for Bound { listener, policy, name, .. } in self.listeners {
             kept.hold(&name, "", listener.as_fd())?;
             let tls = match (policy, &self.tls) {
                 (TlsPolicy::Off, _) | (_, None) => Tls::Off,
@@ -77,12 +84,24 @@ impl Endpoints {
             };
             let exports = pool.registry().exports();
             let server = NbdServer::new(exports, tls, Limits::default(), buffers.clone())?;
-            pool.listen(vec![listener], Arc::new(Sessions(server)))?;
+            closed.push((listener, server));
         }
         // Their handshake is over.
         let (exports, buffers) = (pool.registry().exports(), buffers.clone());
         let server = NbdServer::new(exports, Tls::Off, Limits::default(), buffers)?;
-        Ok(Arc::new(Sessions(server)))
+        Ok(Doors { closed, left: Arc::new(Sessions(server)) })
+    }
+}
+
+impl Doors {
+    /// Lets clients in; returns the door for those of a server before this one. From now on the
+    /// files of the sockets go with this server.
+    pub fn open(&mut self, pool: &Pool) -> anyhow::Result<Arc<dyn SessionFactory>> {
+        for (mut listener, server) in self.closed.drain(..) {
+            listener.own_file();
+            pool.listen(vec![listener], Arc::new(Sessions(server)))?;
+        }
+        Ok(Arc::clone(&self.left))
     }
 }
 

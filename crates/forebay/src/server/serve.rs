@@ -16,7 +16,7 @@ use forebay_control::{
     Wanted, WebServer, default_socket,
 };
 use forebay_engine::{Health, VolumeState};
-use forebay_runtime::{Left, Pool, SessionFactory, StateDir, Stopped};
+use forebay_runtime::{Left, Pool, StateDir, Stopped};
 use forebay_volume::Registry;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -30,7 +30,7 @@ use crate::server::args::ServeArgs;
 use crate::server::cache::{self, Cache};
 use crate::server::control::{Facts, Parent, Running};
 use crate::server::disks::{self, Disks};
-use crate::server::endpoints::Endpoints;
+use crate::server::endpoints::{Doors, Endpoints};
 use crate::server::events::{self, Came};
 use crate::server::kept::Kept;
 use crate::server::mount::{MountPoint, Prepared};
@@ -219,8 +219,7 @@ struct Serving {
     endpoints: Vec<String>,
     asked: UnboundedReceiver<Order>,
     kept: Kept,
-    /// For the clients of a server before this one.
-    door: Arc<dyn SessionFactory>,
+    doors: Doors,
 }
 
 impl Serving {
@@ -312,22 +311,24 @@ impl Serving {
         let monitor = Monitor::start(Arc::clone(&running) as Arc<dyn PoolControl>, events)?;
         let control = Server::start(socket, Arc::clone(&monitor))?;
         let web = web.map(|web| web.serve(&monitor, &kept)).transpose()?;
-        let door = clients.serve(&pool, &buffers, &kept)?;
+        let doors = clients.leave_with(&kept, &pool, &buffers)?;
         tracing::info!(endpoints = endpoints.join(" "), "serving");
         if let Some(list) = warm_up {
             running.warm_up(list);
         }
         let mount = point;
-        Ok(Self { pool, running, cache, mount, disks, control, web, endpoints, asked, kept, door })
+        Ok(Self { pool, running, cache, mount, disks, control, web, endpoints, asked, kept, doors })
     }
 
-    /// Goes on with the clients of the server before. The keeper must know that this one serves: it
-    /// would give them to another one otherwise.
+    /// Lets clients in, and goes on with those of the server before. The keeper must know that this
+    /// one serves: it would give them, and the sockets, to another one otherwise.
     fn take_clients(&mut self) -> anyhow::Result<()> {
+        self.control.own_file();
+        let door = self.doors.open(&self.pool)?;
         let clients = left_clients::take(&mut self.kept)?;
         if !clients.is_empty() {
             tracing::info!(count = clients.len(), "clients of the server before");
-            self.pool.adopt(clients, Arc::clone(&self.door));
+            self.pool.adopt(clients, door);
         }
         Ok(())
     }

@@ -11,9 +11,8 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-use super::super::SocketFile;
 use crate::endpoint::{Listen, Place};
-use crate::socket::{SocketError, listen};
+use crate::socket::{SocketError, SocketFile, listen};
 
 /// How long a TCP client may leave what it was sent unacknowledged, or take none of it.
 const STALL: Duration = Duration::from_secs(30);
@@ -70,7 +69,7 @@ impl WebSocket {
     }
 
     fn unix(listener: std::os::unix::net::UnixListener, path: &Path, own: bool) -> Self {
-        let file = own.then(|| SocketFile(path.to_owned()));
+        let file = own.then(|| SocketFile::at(path));
         Self { bound: Bound::Unix(listener), file, address: format!("unix:{}", path.display()) }
     }
 

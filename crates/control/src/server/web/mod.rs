@@ -30,7 +30,7 @@ pub use listen::WebSocket;
 use super::{Answer, Shared, clients, describe, events, job, jobs, metrics, no_method, no_route};
 use super::{statistics, status, volume};
 use crate::monitor::Monitor;
-use crate::socket::SocketError;
+use crate::socket::{SocketError, SocketFile};
 use guard::Guard;
 use listen::{Accept, Stream};
 
@@ -49,7 +49,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The running listener. Dropping it stops it.
 pub struct WebServer {
-    file: Option<super::SocketFile>,
+    file: Option<SocketFile>,
     farewell: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
