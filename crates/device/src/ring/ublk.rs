@@ -168,6 +168,8 @@ pub struct UblkControl {
     file: RingFile,
     clock: Clock,
     patience: Duration,
+    /// The number of calls so far: the token of the last one.
+    calls: u64,
 }
 
 impl UblkControl {
@@ -183,7 +185,7 @@ impl UblkControl {
             return Err(io::Error::other("io_uring takes no commands of files: Linux 5.19 does"));
         }
         let file = ring.register(device)?;
-        Ok(Self { client: ring.client(), file, clock: Clock::start(), patience })
+        Ok(Self { client: ring.client(), file, clock: Clock::start(), patience, calls: 0 })
     }
 
     /// Sends a command, and waits for its end; returns the command's memory.
@@ -191,7 +193,9 @@ impl UblkControl {
     /// # Errors
     /// What the kernel answers; `TIMEDOUT` if it does not.
     pub fn call(&mut self, call: ControlCall) -> Result<Vec<u8>, Errno> {
-        let submitted = self.client.submit(&self.file, 0, Op::UblkControl(Box::new(call)));
+        self.calls += 1;
+        let token = self.calls;
+        let submitted = self.client.submit(&self.file, token, Op::UblkControl(Box::new(call)));
         submitted.map_err(|_| Errno::BUSY)?;
         let until = self.clock.now() + self.patience;
         let mut done = Vec::new();
@@ -199,11 +203,40 @@ impl UblkControl {
             let waited = self.client.ring().wait(&self.clock, Some(until));
             waited.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
             self.client.reap(&mut done);
-            let Some(end) = done.pop() else { continue };
+            // An earlier call may get its answer after it has timed out.
+            let Some(end) = done.drain(..).find(|end| end.token == token) else { continue };
             end.result?;
             let Payload::Bytes(buffer) = end.payload else { unreachable!("the ring's own") };
             return Ok(buffer);
         }
         Err(Errno::TIMEDOUT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A command took the answer of an earlier one that had timed out for its own.
+    #[test]
+    fn an_answer_that_comes_too_late_is_not_that_of_the_next_call() {
+        // It carries out every command of files, and does nothing.
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let Ok(mut control) = UblkControl::new(&null, Duration::ZERO) else { return };
+        let call = |byte| ControlCall {
+            control: Control::GetFeatures,
+            device: None,
+            data: 0,
+            buffer: vec![byte],
+        };
+        assert_eq!(control.call(call(1)), Err(Errno::TIMEDOUT));
+        let until = control.clock.now() + Duration::from_secs(5);
+        control.client.ring().wait(&control.clock, Some(until)).unwrap();
+        control.patience = Duration::from_secs(5);
+        match control.call(call(2)) {
+            // Linux before 6.0.
+            Err(Errno::OPNOTSUPP) => {}
+            answer => assert_eq!(answer, Ok(vec![2])),
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -53,6 +54,14 @@ pub fn exists() -> bool {
     Path::new(CONTROL).exists()
 }
 
+/// Devices of this machine.
+pub struct Devices {
+    /// Those that the kernel has described.
+    pub known: Vec<DevInfo>,
+    /// Whether these are all.
+    pub complete: bool,
+}
+
 /// The open control device.
 pub struct Kernel {
     control: UblkControl,
@@ -102,14 +111,26 @@ impl Kernel {
         answer.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes))
     }
 
-    /// Every ublk device of this machine, of whichever server.
-    pub fn devices(&mut self) -> Vec<DevInfo> {
-        let entries = fs::read_dir(DEVICES).into_iter().flatten().flatten();
-        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        let mut numbers: Vec<u32> =
-            names.filter_map(|name| name.strip_prefix("ublkc")?.parse().ok()).collect();
-        numbers.sort_unstable();
-        numbers.into_iter().filter_map(|number| self.info(number).ok()).collect()
+    /// The ublk devices of this machine, of whichever server.
+    pub fn devices(&mut self) -> Devices {
+        let mut devices = Devices { known: Vec::new(), complete: true };
+        let numbers = numbers().unwrap_or_else(|error| {
+            tracing::warn!(%error, "{DEVICES}");
+            devices.complete = false;
+            Vec::new()
+        });
+        for number in numbers {
+            match self.info(number) {
+                Ok(info) => devices.known.push(info),
+                // It is gone by now.
+                Err(Refusal { error: Errno::NODEV, .. }) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "a ublk device is left out");
+                    devices.complete = false;
+                }
+            }
+        }
+        devices
     }
 
     /// A device's description.
@@ -182,6 +203,18 @@ impl Kernel {
         self.call(Control::Stop, Some(number), 0, Vec::new())?;
         self.call(Control::DeleteLater, Some(number), 0, Vec::new()).map(drop)
     }
+}
+
+/// The numbers of this machine's ublk devices.
+fn numbers() -> io::Result<Vec<u32>> {
+    let mut numbers = Vec::new();
+    for entry in fs::read_dir(DEVICES)? {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("ublkc"));
+        numbers.extend(number.and_then(|number| number.parse::<u32>().ok()));
+    }
+    numbers.sort_unstable();
+    Ok(numbers)
 }
 
 fn own_pid() -> u64 {

@@ -90,11 +90,16 @@ impl Disks {
         };
         let devices = kernel.devices();
         for record in records {
-            let device = devices.iter().find(|device| device.mark == record.mark);
+            let device = devices.known.iter().find(|device| device.mark == record.mark);
             match (device, self.place_of(&record.primary)) {
                 (Some(info), Some(place)) => self.take(&mut kernel, record, place, *info),
                 // The machine was restarted, or the disk was removed by other means.
-                (None, Some(_)) => record.remove(&self.state),
+                (None, Some(_)) if devices.complete => record.remove(&self.state),
+                (None, Some(_)) => tracing::warn!(
+                    "the disk of volume {} is not found, and not all devices are known: the next \
+                     start looks for it again",
+                    record.volume
+                ),
                 (Some(info), None) if info.state() == State::Quiesced => tracing::warn!(
                     "{} waits for volume {}, which this server does not have; serve it again, or \
                      remove the disk (forebay detach {})",
@@ -246,7 +251,7 @@ impl Disks {
             return Ok(Vec::new());
         }
         let Ok(mut kernel) = Kernel::open() else { return Ok(Vec::new()) };
-        let mut devices = kernel.devices();
+        let mut devices = kernel.devices().known;
         devices.retain(|info| info.state() == State::Quiesced);
         let device = |mark| devices.iter().find(|info| info.mark == mark).copied();
         Ok(records
@@ -274,9 +279,7 @@ impl Disks {
         let info = DeviceInfo { read_only: volume.read_only, ..volume.info.clone() };
         let sector_size = self.sector_size(place, sector_size)?;
         let record = Record::new(name, &info.identity, sector_size).map_err(failed)?;
-        record.store(&self.state).map_err(failed)?;
-        let made = self.make(&mut kernel, place, &info, &record);
-        let disk = made.inspect_err(|_| record.remove(&self.state))?;
+        let disk = self.make(&mut kernel, place, &info, &record)?;
         let shown = self.shown(&disk);
         tracing::info!(volume = %name, device = shown.device, sector_size, "attached");
         locked(&self.table).push(disk);
@@ -306,6 +309,8 @@ impl Disks {
         }
     }
 
+    /// Makes a disk. If that fails, its record goes only with the device: the next start removes an
+    /// unfinished one by its record.
     fn make(
         &self,
         kernel: &mut Kernel,
@@ -316,12 +321,19 @@ impl Disks {
         let queues = u16::try_from(self.pool.threads()).expect("at most 64 shards");
         let wanted = DevInfo::new(queues, DEPTH, REQUEST_BYTES, record.mark);
         self.check_slots(&wanted).map_err(failed)?;
-        let info = kernel.add(wanted).map_err(|refusal| match refusal.error {
-            Errno::PERM => {
-                let what = "ublk: the server may not make disks that outlive it";
-                error(ControlErrorKind::Unsupported, what, "it needs root (CAP_SYS_ADMIN)")
+        record.store(&self.state).map_err(failed)?;
+        let info = kernel.add(wanted).map_err(|refusal| {
+            // Without an answer in time, the kernel may make the device later.
+            if refusal.error != Errno::TIMEDOUT {
+                record.remove(&self.state);
             }
-            _ => failed(refusal),
+            match refusal.error {
+                Errno::PERM => {
+                    let what = "ublk: the server may not make disks that outlive it";
+                    error(ControlErrorKind::Unsupported, what, "it needs root (CAP_SYS_ADMIN)")
+                }
+                _ => failed(refusal),
+            }
         })?;
         let params = Params::new(volume, record.sector_size, info.request_bytes);
         let mut start = || {
@@ -330,8 +342,9 @@ impl Disks {
             kernel.start(info.number).map_err(|error| error.to_string())
         };
         if let Err(why) = start() {
-            if let Err(error) = kernel.remove(info.number) {
-                tracing::error!(%error, "an unfinished disk stays");
+            match kernel.remove(info.number) {
+                Ok(()) => record.remove(&self.state),
+                Err(error) => tracing::error!(%error, "an unfinished disk stays"),
             }
             return Err(failed(why));
         }
