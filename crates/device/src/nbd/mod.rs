@@ -13,6 +13,7 @@
 //! connection, or of a user that was killed. They may still be carried out for a time, so new
 //! changes wait.
 
+mod covered;
 mod debts;
 mod handshake;
 mod line;

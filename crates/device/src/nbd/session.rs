@@ -15,6 +15,7 @@ use forebay_nbd_wire::{
     ReplyHead, Request, SimpleReply, TransmissionFlags, WireError,
 };
 
+use super::covered::Covered;
 use super::terms::Terms;
 
 /// Maximum number of pieces that the server has at a time.
@@ -91,8 +92,8 @@ struct Piece {
     command: Command,
     offset: u64,
     len: u32,
-    /// Bytes of a read received so far.
-    received: u32,
+    /// The parts of a read received so far.
+    covered: Covered,
     error: Option<NbdError>,
 }
 
@@ -213,7 +214,8 @@ impl Session {
         job.sent += u64::from(len);
         job.open += 1;
         job.more = job.sent < job.io.range.len;
-        let piece = Piece { job: index, cookie, command, offset, len, received: 0, error: None };
+        let (covered, error) = (Covered::default(), None);
+        let piece = Piece { job: index, cookie, command, offset, len, covered, error };
         self.pieces[place] = Some(piece);
     }
 
@@ -296,7 +298,6 @@ impl Session {
             return Err(Broken::Rule("a simple reply to a read when chunks were agreed"));
         } else if reads {
             let left = piece.len as usize;
-            piece.received = piece.len;
             let at = self.buffer_place(place);
             self.expect = Expect::Data { place, at, left, last: true };
             return Ok(());
@@ -366,7 +367,7 @@ impl Session {
         let at = self.cover(place, u64::from_be_bytes(*offset), len)?;
         let last = chunk.flags.has(ReplyFlags::DONE);
         let piece = self.piece(place);
-        if last && piece.error.is_none() && piece.received != piece.len {
+        if last && piece.error.is_none() && !piece.covered.is_all(piece.len) {
             return Err(Broken::Rule("a read was answered in part"));
         }
         self.expect = Expect::Data { place, at, left: len as usize, last };
@@ -379,18 +380,19 @@ impl Session {
         let end = offset.checked_add(u64::from(len));
         let piece_end = piece.offset + u64::from(piece.len);
         let fits = offset >= piece.offset && end.is_some_and(|end| end <= piece_end);
-        let room = piece.len - piece.received;
-        if piece.command != Command::READ || !fits || len > room {
+        if piece.command != Command::READ || !fits {
             return Err(Broken::Rule("data that was not asked for"));
         }
-        piece.received += len;
-        let within = (offset - piece.offset) as usize;
-        Ok(self.buffer_place(place) + within)
+        let within = (offset - piece.offset) as u32;
+        if !piece.covered.add(within..within + len) {
+            return Err(Broken::Rule("data twice, or in too many parts"));
+        }
+        Ok(self.buffer_place(place) + within as usize)
     }
 
     fn close_structured(&mut self, place: usize, done: &mut Vec<Completion>) -> Result<(), Broken> {
         let piece = self.piece(place);
-        let whole = piece.command != Command::READ || piece.received == piece.len;
+        let whole = piece.command != Command::READ || piece.covered.is_all(piece.len);
         if piece.error.is_none() && !whole {
             return Err(Broken::Rule("a read was answered in part"));
         }

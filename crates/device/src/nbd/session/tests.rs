@@ -91,6 +91,20 @@ fn what_was_not_asked_for_breaks_the_connection() {
                 [once.clone(), once].concat()
             }),
         ),
+        (
+            "the first half twice",
+            Box::new(|r| {
+                let half = |last| data(r, r.offset, &[0; 512], last);
+                [half(false), half(true)].concat()
+            }),
+        ),
+        (
+            "parts that overlap, of the right length together",
+            Box::new(|r| {
+                let (first, second) = (r.offset, r.offset + 511);
+                [data(r, first, &[0; 512], false), data(r, second, &[0; 512], true)].concat()
+            }),
+        ),
         ("no data", Box::new(|r| data(r, r.offset, &[], true))),
         ("an end without data", Box::new(|r| chunk(r, ChunkKind::NONE, 0))),
         ("a long end", Box::new(|r| chunk(r, ChunkKind::NONE, 1 << 31))),
