@@ -167,10 +167,8 @@ impl Line {
         }
         if io.op == IoOp::Flush && self.ledger.is_lost() {
             self.watched.push((io.tag, Watched::Refused));
-            let error = io::Error::other(
-                "the connection was lost after completed writes; they may be lost too",
-            );
-            let error = IoError::with_source(ErrorKind::DeviceGone, error);
+            let error =
+                gone("the connection was lost after completed writes; they may be lost too");
             self.finished.push(io.complete(Err(error)));
             return Ok(());
         }
@@ -215,8 +213,7 @@ impl Line {
     pub fn silence(&self, now: Instant) -> Option<IoError> {
         let waits = self.session.as_ref().is_some_and(|session| session.in_flight() > 0);
         let silent = waits && now >= self.heard + SILENCE_MAX;
-        let error = || io::Error::from(io::ErrorKind::TimedOut);
-        silent.then(|| IoError::with_source(ErrorKind::DeviceGone, error()))
+        silent.then(|| gone("the server has not answered for a minute"))
     }
 
     /// Gives up the connection: everything in flight fails.
@@ -259,6 +256,11 @@ impl Line {
         let held = self.held.as_ref().filter(|held| !held.is_over && !held.changes.is_empty());
         silence.into_iter().chain(held.and_then(|held| held.until)).min()
     }
+}
+
+/// The error of a connection that is given up.
+fn gone(why: &'static str) -> IoError {
+    IoError::with_source(ErrorKind::DeviceGone, io::Error::other(why))
 }
 
 impl Parting {

@@ -1,6 +1,7 @@
 //! One thread's connection to an export: transfers bytes between the line and the ring, and
 //! replaces a broken connection.
 
+use std::error::Error;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -130,6 +131,11 @@ impl NbdQueue {
 
     /// Gives up the connection.
     fn broken(&mut self, now: Instant, error: &IoError) {
+        let (primary, why) = (&self.shared.info.identity, error.source().unwrap_or(error));
+        tracing::warn!(
+            %primary, error = %why,
+            "the connection to the NBD server broke; connecting again"
+        );
         let parting = self.line.broken(error);
         let socket = match &mut self.link {
             Link::Up(wire) => wire.socket.take(),

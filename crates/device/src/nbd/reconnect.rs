@@ -115,7 +115,6 @@ impl State {
         let mut pause = PAUSE_LEAST;
         let (began, primary) = (Instant::now(), &shared.info.identity);
         let mut said: Option<Instant> = None;
-        tracing::warn!(%primary, "the connection to the NBD server broke; connecting again");
         loop {
             if self.lock().unwanted {
                 return;

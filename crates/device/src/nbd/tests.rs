@@ -1,8 +1,13 @@
 //! The NBD device against real servers: nbdkit with its memory plugin, plain, slow, old and dying.
 //! Skipped, with a printed reason, if nbdkit is not installed.
 
+use std::fmt::Debug;
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant as Wall};
 
 use forebay_block::{ByteRange, ErrorKind, Io, IoFlags, IoOp};
@@ -264,4 +269,84 @@ fn one_connection_only_where_the_server_does_not_share() {
     let (mut first, mut second) = (Bench::new(&*device), Bench::new(&*device));
     first.write(0, &[5; 512]).unwrap();
     assert_eq!(second.read(0, 512).unwrap(), [5; 512]);
+}
+
+/// The handshake of a server with one export of 1 MiB; then its first request is received.
+fn shake_hands(client: &mut UnixStream) {
+    client.write_all(b"NBDMAGICIHAVEOPT\0\x03").unwrap();
+    let mut head = [0; 16];
+    client.read_exact(&mut head[..4]).unwrap();
+    loop {
+        client.read_exact(&mut head).unwrap();
+        let (option, len) = (head[11], u32::from_be_bytes(*head.last_chunk().unwrap()));
+        client.read_exact(&mut vec![0; len as usize]).unwrap();
+        let mut reply = |kind: u32, data: &[u8]| {
+            let mut bytes = 0x0003_e889_0455_65a9_u64.to_be_bytes().to_vec();
+            bytes.extend(u32::from(option).to_be_bytes());
+            bytes.extend(kind.to_be_bytes());
+            bytes.extend((data.len() as u32).to_be_bytes());
+            bytes.extend(data);
+            client.write_all(&bytes).unwrap();
+        };
+        if option == 7 {
+            let export = [&[0; 2][..], &(1u64 << 20).to_be_bytes(), &[0, 1]].concat();
+            reply(3, &export);
+            reply(1, &[]);
+            break;
+        }
+        reply(1 << 31 | 1, &[]);
+    }
+    client.read_exact(&mut [0; 28]).unwrap();
+}
+
+/// A log that keeps the errors in its lines.
+#[derive(Clone, Default)]
+struct Errors(Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Errors {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+impl tracing::field::Visit for Errors {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn Debug) {
+        if field.name() == "error" {
+            self.0.lock().unwrap().push(format!("{value:?}"));
+        }
+    }
+}
+
+#[test]
+fn the_log_says_why_a_connection_broke() {
+    for (answer, why) in [
+        (&b"garbage!"[..], "the server broke the protocol: reply magic: found 0x67617262"),
+        (b"", "the server hung up"),
+    ] {
+        let path = TempPath::new();
+        let listener = UnixListener::bind(&path.0).unwrap();
+        let server = thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            shake_hands(&mut client);
+            client.write_all(answer).unwrap();
+        });
+        let device = open_primary(&format!("nbd+unix:///?socket={}", path.0.display())).unwrap();
+        let mut bench = Bench::new(&*device);
+        let log = Errors::default();
+        let read = tracing::subscriber::with_default(log.clone(), || bench.read(0, 4096));
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::DeviceGone);
+        let errors = log.0.lock().unwrap();
+        assert!(errors[0].starts_with(why), "{errors:?}");
+        server.join().unwrap();
+    }
 }
