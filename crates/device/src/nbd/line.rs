@@ -176,7 +176,7 @@ impl Line {
             self.heard = now;
         }
         let (tag, op, flags) = (io.tag, io.op, io.flags);
-        session.submit(io, &mut self.finished);
+        session.submit(now, io, &mut self.finished);
         self.watch(tag, op, flags);
         Ok(())
     }
@@ -200,12 +200,17 @@ impl Line {
     /// again with more appended.
     ///
     /// # Errors
-    /// When the server violated the protocol: give up the connection.
+    /// When the server violated the protocol, or answers all requests but one: give up the
+    /// connection.
     pub fn receive(&mut self, now: Instant, bytes: &[u8]) -> Result<usize, IoError> {
         let Some(session) = &mut self.session else { return Ok(bytes.len()) };
         self.heard = now;
         let used = session.receive(bytes, &mut self.finished);
-        used.map_err(|broken| IoError::with_source(ErrorKind::DeviceGone, broken))
+        let used = used.map_err(|broken| IoError::with_source(ErrorKind::DeviceGone, broken))?;
+        if session.is_overtaken() {
+            return Err(gone("the server answers other requests, but one of them never"));
+        }
+        Ok(used)
     }
 
     /// The error with which to give up the connection, if the server has been silent for too long.

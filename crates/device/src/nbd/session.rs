@@ -8,8 +8,9 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::time::Duration;
 
-use forebay_block::{Completion, ErrorKind, Io, IoError, IoOp, Slab};
+use forebay_block::{Completion, ErrorKind, Instant, Io, IoError, IoOp, Slab};
 use forebay_nbd_wire::{
     ChunkHeader, ChunkKind, Command, CommandFlags, ErrorChunk, Hole, NbdError, ReplyFlags,
     ReplyHead, Request, SimpleReply, TransmissionFlags, WireError,
@@ -28,6 +29,11 @@ const RANGE_MAX: u64 = 1 << 30;
 const OUT_MAX: usize = 4 << 20;
 /// Maximum length of a chunk without read data, in bytes: an error with its message.
 const CHUNK_MAX: u32 = 8192;
+/// How much later a request may begin and still be answered while a read gets no data. A server whose
+/// reads wait this long for others is taken for one that has lost them.
+const OVERTAKEN_MAX: Duration = Duration::from_secs(60);
+/// The same for a change or a flush, which a slow disk may take minutes for.
+const CHANGE_OVERTAKEN_MAX: Duration = Duration::from_secs(300);
 /// Bits of a cookie that hold the piece's index; the others distinguish it from earlier pieces with
 /// that index.
 const PLACE_BITS: u32 = 16;
@@ -69,11 +75,17 @@ pub(super) struct Session {
     free_pieces: Vec<usize>,
     serial: u64,
     expect: Expect,
+    /// When the latest of the answered requests began.
+    answered: Instant,
+    /// No request in progress was at work before.
+    oldest: Instant,
 }
 
 #[derive(Debug)]
 struct Job {
     io: Io,
+    /// When it began; later, when the latest request began that was answered before a part of it.
+    at_work: Instant,
     /// Bytes of the range that are covered by pieces so far.
     sent: u64,
     /// Number of pieces without a reply.
@@ -122,12 +134,29 @@ impl Session {
             free_pieces: (0..PIECES_MAX).rev().collect(),
             serial: 0,
             expect: Expect::Head,
+            answered: Instant(0),
+            oldest: Instant(0),
         }
     }
 
     /// Number of requests in progress.
     pub(super) fn in_flight(&self) -> usize {
         self.jobs.len()
+    }
+
+    /// Whether the server has answered requests that began long after its last answer to another.
+    pub(super) fn is_overtaken(&mut self) -> bool {
+        let answered = self.answered;
+        if answered.since(self.oldest) < OVERTAKEN_MAX {
+            return false;
+        }
+        let jobs = || self.jobs.iter().map(|(_, job)| job);
+        self.oldest = jobs().map(|job| job.at_work).min().unwrap_or(answered);
+        jobs().any(|job| {
+            let reads = job.io.op == IoOp::Read;
+            let most = if reads { OVERTAKEN_MAX } else { CHANGE_OVERTAKEN_MAX };
+            answered.since(job.at_work) >= most
+        })
     }
 
     /// Whether the server may have changes that it has not answered.
@@ -137,7 +166,7 @@ impl Session {
 
     /// Accepts a request within the device's bounds; appends it to `done` if nothing needs to be
     /// sent.
-    pub(super) fn submit(&mut self, io: Io, done: &mut Vec<Completion>) {
+    pub(super) fn submit(&mut self, now: Instant, io: Io, done: &mut Vec<Completion>) {
         let can = |flag| self.terms.flags.has(flag);
         let nothing_to_do = match io.op {
             IoOp::Flush => !can(TransmissionFlags::SEND_FLUSH),
@@ -156,7 +185,8 @@ impl Session {
             && io.op.changes_data()
             && !can(TransmissionFlags::SEND_FUA)
             && can(TransmissionFlags::SEND_FLUSH);
-        let job = Job { io, sent: 0, open: 0, more: true, flush_follows, error: None };
+        let (at_work, error) = (now, None);
+        let job = Job { io, at_work, sent: 0, open: 0, more: true, flush_follows, error };
         let index = self.jobs.insert(job);
         self.queued.push_back(index);
     }
@@ -175,6 +205,14 @@ impl Session {
 
     fn job(&mut self, index: u32) -> &mut Job {
         self.jobs.get_mut(index).expect("a job lives until its last reply")
+    }
+
+    /// The job, which the server is at work on.
+    fn progress(&mut self, index: u32) -> &mut Job {
+        let answered = self.answered;
+        let job = self.job(index);
+        job.at_work = job.at_work.max(answered);
+        job
     }
 
     fn send_piece(&mut self, index: u32, place: usize, out: &mut Vec<u8>) {
@@ -263,7 +301,7 @@ impl Session {
     ) -> usize {
         let count = left.min(bytes.len());
         let job = self.pieces[place].as_ref().expect("data is of a piece that is open").job;
-        self.job(job).io.buf[at..at + count].copy_from_slice(&bytes[..count]);
+        self.progress(job).io.buf[at..at + count].copy_from_slice(&bytes[..count]);
         self.expect = Expect::Data { place, at: at + count, left: left - count, last };
         if count == left {
             self.expect = Expect::Head;
@@ -404,7 +442,7 @@ impl Session {
         let piece = self.pieces[place].take().expect("a piece is finished once");
         self.free_pieces.push(place);
         let index = piece.job;
-        let job = self.job(index);
+        let job = self.progress(index);
         job.open -= 1;
         if let Some(error) = piece.error {
             job.error.get_or_insert(error);
@@ -422,6 +460,7 @@ impl Session {
             return self.queued.push_front(index);
         }
         let job = self.jobs.remove(index).expect("a job is finished once");
+        self.answered = self.answered.max(job.at_work);
         let result = job.error.map_or(Ok(()), |error| Err(IoError::from_errno(error.0 as i32)));
         done.push(job.io.complete(result));
     }

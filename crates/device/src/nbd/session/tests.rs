@@ -19,7 +19,7 @@ fn read(session: &mut Session, offset: u64, len: usize) -> Request {
 /// Submits a request and returns the first piece sent for it.
 fn request(session: &mut Session, io: Io) -> Request {
     let (mut out, mut done) = (Vec::new(), Vec::new());
-    session.submit(io, &mut done);
+    session.submit(Instant(0), io, &mut done);
     session.send(&mut out);
     Request::decode(out.first_chunk().unwrap()).unwrap()
 }
@@ -152,7 +152,7 @@ fn force_unit_access_is_a_flush_behind_where_the_server_has_none() {
 fn a_failed_piece_ends_a_request_once_its_others_are_answered() {
     let mut session = session(false);
     let (mut out, mut done) = (Vec::new(), Vec::new());
-    session.submit(Io::write(IoTag(1), 0, IoBuf::zeroed(16 << 20)), &mut done);
+    session.submit(Instant(0), Io::write(IoTag(1), 0, IoBuf::zeroed(16 << 20)), &mut done);
     session.send(&mut out);
     let len = Request::BYTES + (1 << 20);
     let cookies: Vec<u64> = out
@@ -170,6 +170,48 @@ fn a_failed_piece_ends_a_request_once_its_others_are_answered() {
     out.clear();
     session.send(&mut out);
     assert!(out.is_empty(), "no more pieces of a request that has failed");
+}
+
+/// A server that lost one read and answered all others used to keep its client waiting for ever.
+#[test]
+fn a_request_that_others_overtake_for_long_is_noticed() {
+    let write = Io::write(IoTag(1), 0, IoBuf::zeroed(512));
+    let read = Io::read(IoTag(1), ByteRange::new(0, 512), IoBuf::zeroed(512));
+    for (lost, most) in [(read, OVERTAKEN_MAX), (write, CHANGE_OVERTAKEN_MAX)] {
+        let mut session = session(false);
+        let begin = Instant(7);
+        session.submit(begin, lost, &mut Vec::new());
+        session.send(&mut Vec::new());
+        for (late, is_overtaken) in [(most - Duration::from_secs(1), false), (most, true)] {
+            let (mut out, mut done) = (Vec::new(), Vec::new());
+            session.submit(begin + late, Io::flush(IoTag(2)), &mut done);
+            session.send(&mut out);
+            assert!(!session.is_overtaken(), "silence is no answer");
+            let cookie = Request::decode(out.first_chunk().unwrap()).unwrap().cookie;
+            let reply = SimpleReply { error: NbdError::OK, cookie }.encode();
+            session.receive(&reply, &mut done).unwrap();
+            assert_eq!((done.len(), session.is_overtaken()), (1, is_overtaken));
+        }
+    }
+}
+
+/// A slow server that sends a part of a long read now and then, and answers short ones in between.
+#[test]
+fn a_request_that_goes_on_is_not_overtaken() {
+    let mut session = session(true);
+    let long = read(&mut session, 0, 8 << 10);
+    for minute in 0..8 {
+        let (mut out, mut done) = (Vec::new(), Vec::new());
+        let part = data(&long, minute << 10, &[1; 1 << 10], minute == 7);
+        session.receive(&part, &mut done).unwrap();
+        let now = Instant(0) + (OVERTAKEN_MAX - Duration::from_secs(1)) * minute as u32;
+        session.submit(now, Io::flush(IoTag(2)), &mut done);
+        session.send(&mut out);
+        let cookie = Request::decode(out.first_chunk().unwrap()).unwrap().cookie;
+        let reply = SimpleReply { error: NbdError::OK, cookie }.encode();
+        session.receive(&reply, &mut done).unwrap();
+        assert!(!session.is_overtaken(), "minute {minute}");
+    }
 }
 
 /// Correct answers with bytes changed, cut or repeated: a session may report a protocol violation,
