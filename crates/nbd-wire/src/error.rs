@@ -12,15 +12,35 @@ pub type WireResult<T> = Result<T, WireError>;
 pub struct WireError {
     /// The field, and the violated rule unless it is equality.
     pub what: &'static str,
-    /// The value found.
-    pub found: u64,
-    /// The value, or the limit, that the protocol requires.
-    pub expected: u64,
+    /// How it violates the protocol.
+    pub flaw: Flaw,
+}
+
+/// How a field violates the protocol.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flaw {
+    /// A wrong number.
+    Number {
+        /// The value found.
+        found: u64,
+        /// The value, or the limit, that the protocol requires.
+        expected: u64,
+    },
+    /// A string with a NUL.
+    Nul {
+        /// Its position.
+        at: usize,
+    },
+    /// A string that is not UTF-8.
+    NotUtf8 {
+        /// Position of the first wrong byte.
+        at: usize,
+    },
 }
 
 impl WireError {
     pub(crate) fn new(what: &'static str, found: u64, expected: u64) -> Self {
-        Self { what, found, expected }
+        Self { what, flaw: Flaw::Number { found, expected } }
     }
 
     /// Checks that `found` is `expected`.
@@ -31,11 +51,16 @@ impl WireError {
 
 impl fmt::Display for WireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { what, found, expected } = self;
-        if *found > 0xffff && what.contains("magic") {
-            write!(f, "{what}: found {found:#x}, expected {expected:#x}")
-        } else {
-            write!(f, "{what}: found {found}, expected {expected}")
+        let what = self.what;
+        match self.flaw {
+            Flaw::Number { found, expected } if found > 0xffff && what.contains("magic") => {
+                write!(f, "{what}: found {found:#x}, expected {expected:#x}")
+            }
+            Flaw::Number { found, expected } => {
+                write!(f, "{what}: found {found}, expected {expected}")
+            }
+            Flaw::Nul { at } => write!(f, "{what}: byte {at} is NUL"),
+            Flaw::NotUtf8 { at } => write!(f, "{what}: byte {at} is not UTF-8"),
         }
     }
 }

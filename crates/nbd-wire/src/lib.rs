@@ -24,7 +24,7 @@ mod read;
 mod reply;
 mod request;
 
-pub use error::{NbdError, WireError, WireResult};
+pub use error::{Flaw, NbdError, WireError, WireResult};
 pub use handshake::{ClientFlags, ExportReply, Greeting, HandshakeFlags, OPTION_MAGIC};
 pub use option::{InfoKind, InfoRequest, MetaRequest, OptionCode, OptionHeader};
 pub use option_reply::{

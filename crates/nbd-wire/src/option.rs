@@ -219,8 +219,9 @@ mod tests {
         assert_eq!(what(b"\0\0"), "export name length");
         assert_eq!(what(b"\0\0\0\x05disk"), "export name");
         assert_eq!(what(b"\xff\xff\xff\xffdisk\0\0"), "export name");
-        assert_eq!(what(b"\0\0\0\x01\xff\0\0"), "export name");
-        assert_eq!(what(b"\0\0\0\x01\0\0\0"), "export name");
+        let text = |data: &[u8]| InfoRequest::decode(data).unwrap_err().to_string();
+        assert_eq!(text(b"\0\0\0\x03v\0c\0\0"), "export name: byte 1 is NUL");
+        assert_eq!(text(b"\0\0\0\x02\xff\xfe\0\0"), "export name: byte 0 is not UTF-8");
         assert_eq!(what(b"\0\0\0\0\0"), "information count");
         assert_eq!(what(b"\0\0\0\0\0\x02\0\x01\0"), "information list");
         assert_eq!(what(b"\0\0\0\0\0\0x"), "bytes after the information list");

@@ -1,5 +1,6 @@
 //! Checked reading of big-endian fields from a slice.
 
+use crate::error::Flaw;
 use crate::{STRING_MAX, WireError, WireResult};
 
 /// The bytes left to read.
@@ -57,10 +58,11 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// `bytes` as a string of the protocol; the error names the position of the first invalid byte.
+/// `bytes` as a string of the protocol.
 fn text<'a>(bytes: &'a [u8], what: &'static str) -> WireResult<&'a str> {
-    let good = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
-    let bad = |at: usize| WireError::new(what, at as u64, bytes.len() as u64);
-    let text = std::str::from_utf8(bytes).map_err(|e| bad(e.valid_up_to()))?;
-    if good == bytes.len() { Ok(text) } else { Err(bad(good)) }
+    let bad = |flaw| WireError { what, flaw };
+    if let Some(at) = bytes.iter().position(|&byte| byte == 0) {
+        return Err(bad(Flaw::Nul { at }));
+    }
+    std::str::from_utf8(bytes).map_err(|error| bad(Flaw::NotUtf8 { at: error.valid_up_to() }))
 }
