@@ -345,9 +345,6 @@ impl Connection {
             if self.start == self.end {
                 (self.start, self.end) = (0, 0);
             }
-            if self.out.close {
-                return self.end_input();
-            }
             if used == 0 {
                 return;
             }
@@ -357,6 +354,7 @@ impl Connection {
     /// Whether the session may be given input.
     fn has_room(&self) -> bool {
         !self.receiving
+            && !self.out.close
             && self.session.wants_input()
             && self.out.bytes.len() < OUT_SOFT
             && self.parked.is_empty()
@@ -522,6 +520,10 @@ impl Connection {
         allowance: &mut Allowance,
     ) -> Next {
         let spoke = self.speak(allowance);
+        // After its goodbye a client sends nothing, so the last answer ends the connection.
+        if self.out.close {
+            self.end_input();
+        }
         let started = self.start_send(now, ring, token(Kind::Send))
             && self.start_receive(now, ring, token(Kind::Receive));
         let quiet = self.session.in_flight() == 0 && self.parked.is_empty() && !self.sending;

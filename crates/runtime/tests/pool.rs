@@ -155,6 +155,29 @@ fn a_client_that_never_chooses_a_volume_is_disconnected() {
     assert_eq!(busy.read(0, 0, 1), [0], "one that has chosen stays");
 }
 
+/// A client that said goodbye with requests in flight got their answers, but its connection never
+/// closed, and its place was lost.
+#[test]
+fn a_goodbye_behind_requests_in_flight_closes_the_connection_after_their_answers() {
+    let server = Server::start(2, &[64 * MIB], |config| config.clients = 1);
+    for requests in [0, 1, 40] {
+        let mut client = server.connect();
+        for i in 0..requests {
+            client.send(0, 0, i * MIB, 4096, &[]);
+        }
+        client.send(0, 4, 0, 0, &[]);
+        client.0.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let mut all = Vec::new();
+        client.0.read_to_end(&mut all).expect("the server hangs up");
+        assert_eq!(all.len() as u64, requests * 4097 + 3, "every answer, and a farewell");
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while server.pool.stats().unwrap().clients > 0 {
+            assert!(Instant::now() < deadline, "its place is lost");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
 #[test]
 fn a_stop_answers_what_is_in_flight_and_says_farewell() {
     let server = Server::start(2, &[64 * MIB], |_| ());

@@ -25,6 +25,8 @@ struct Plain {
     buffers: BufPool,
     in_flight: usize,
     greeted: bool,
+    /// The client said goodbye: the connection closes when everything is answered.
+    leaves: bool,
     ended: bool,
 }
 
@@ -50,6 +52,11 @@ impl Session for Plain {
                     Io::write(IoTag(0), offset, IoBuf::copy_of(&bytes[HEAD..used]))
                 }
                 2 => Io::flush(IoTag(0)),
+                4 => {
+                    self.leaves = true;
+                    out.close = self.in_flight == 0;
+                    return all;
+                }
                 _ => Io::bare(IoTag(0), IoOp::Discard, range),
             };
             out.ios.push((endpoint, io));
@@ -65,10 +72,11 @@ impl Session for Plain {
         if done.tag.0 > 0 {
             out.bytes.extend(&done.buf[..]);
         }
+        out.close |= self.leaves && self.in_flight == 0;
     }
 
     fn wants_input(&self) -> bool {
-        !self.ended && self.in_flight < 64
+        !self.ended && !self.leaves && self.in_flight < 64
     }
 
     fn is_negotiating(&self) -> bool {
@@ -108,7 +116,7 @@ impl Server {
         let Address::Tcp(tcp) = *listeners[1].address() else { panic!("a TCP listener") };
         let factory = move || -> Box<dyn Session> {
             let buffers = buffers.clone();
-            Box::new(Plain { buffers, in_flight: 0, greeted: false, ended: false })
+            Box::new(Plain { buffers, in_flight: 0, greeted: false, leaves: false, ended: false })
         };
         pool.listen(listeners.into(), Arc::new(factory)).unwrap();
         Self { pool, path, tcp }
