@@ -1,7 +1,8 @@
 //! Files, block devices, memory and NBD exports behind one trait, and layers that stack.
 //!
 //! A [`BlockDevice`] is the control side, shared by threads; each thread opens its own queue on its
-//! [`Ring`]. `unsafe` is confined to the ring and the programs' allocator.
+//! [`Ring`]. `unsafe` is confined to the ring, one question about sockets, and the
+//! programs' allocator.
 
 mod away;
 mod clock;
@@ -15,6 +16,7 @@ mod memory;
 mod nbd;
 mod random;
 mod ring;
+mod socket;
 #[cfg(test)]
 mod testing;
 pub mod uri;
@@ -35,4 +37,5 @@ pub use ring::{
     Client, ControlCall, Done, FILES_MAX, FuseSlot, Op, Payload, Returned, Ring, RingFile, Setup,
     UblkControl, UblkQueue, UblkSlot, Waker,
 };
+pub use socket::{has_hung_up, untaken};
 pub use uri::{open_cache, open_cache_read_only, open_primary, primary_size};

@@ -6,7 +6,7 @@ mod support;
 mod tools;
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,10 +22,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server of 64 MiB with this much memory for clients, which may stall for a second.
 fn serve(place: &Place, memory: &str) -> Server {
+    serve_patiently(place, memory, "1s")
+}
+
+fn serve_patiently(place: &Place, memory: &str, stall: &str) -> Server {
     fs::write(place.path("disk.img"), noise(3, 64 << 20)).expect("a file can be written");
     let mut arguments = place.serve("disk.img", "cache.img,size=64MiB");
     arguments.push(format!("--client-memory={memory}"));
-    arguments.push("--client-stall-timeout=1s".to_owned());
+    arguments.push(format!("--client-stall-timeout={stall}"));
     place.start(&arguments)
 }
 
@@ -168,4 +172,45 @@ fn a_write_that_does_not_go_on_holds_no_memory_for_ever() {
     assert!(found == noise(3, 4 << 20), "nothing of a part of a write is written");
     server.log("it sent no byte of its write");
     assert!(slow.finish(&mut []).is_err(), "it is disconnected");
+}
+
+/// Takes an answer at `rate` bytes a second, as long as `goes_on`.
+fn trickle(nbd: &mut Nbd, rate: u64, goes_on: impl Fn(Duration) -> bool) -> io::Result<()> {
+    let (begin, mut taken) = (Instant::now(), 0);
+    while goes_on(begin.elapsed()) {
+        let due = begin.elapsed().as_millis() as u64 * rate / 1000 - taken;
+        nbd.take(&mut vec![0; due as usize])?;
+        taken += due;
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// Six slow readers of long answers used to keep all memory for as long as they liked.
+#[test]
+fn a_slow_client_does_not_keep_memory_that_others_wait_for() {
+    let place = Place::new();
+    let server = serve(&place, "16MiB");
+    let mut slow = connect(&place);
+    slow.begin_read(0, 4 << 20).expect("it is taken");
+    let mut other = connect(&place);
+    other.begin_read(0, 8 << 20).expect("it is taken");
+    // It takes bytes all the time, and would need 40 seconds for all.
+    trickle(&mut slow, 100 << 10, |took| took < Duration::from_secs(30))
+        .expect_err("it has about five seconds");
+    server.log("it was too slow with memory that others waited for");
+    let mut found = vec![0; 8 << 20];
+    other.finish(&mut found).expect("its turn comes");
+    assert!(found == noise(3, 8 << 20));
+}
+
+/// The kernel completes a send only when most of the bytes before it are taken, so a client that
+/// took bytes all the time seemed to take none.
+#[test]
+fn a_slow_and_steady_client_is_not_disconnected() {
+    let place = Place::new();
+    let _server = serve_patiently(&place, "128MiB", "3s");
+    let mut slow = connect(&place);
+    slow.begin_read(0, LONGEST).expect("it is taken");
+    trickle(&mut slow, 40 << 10, |took| took < Duration::from_secs(10)).expect("it stays");
 }

@@ -430,7 +430,7 @@ impl Clients {
             if !connection.is_negotiating() {
                 self.places.settle(&mut connection.seat);
             }
-            if let Some((due, _)) = connection.due(&self.patience) {
+            if let Some(due) = connection.due(&self.patience) {
                 self.due = Some(self.due.map_or(due, |first| first.min(due)));
             }
             let keep = matches!(next, Next::Again | Next::Feed);
@@ -460,11 +460,14 @@ impl Clients {
         let mut next: Option<Instant> = None;
         let mut late = Vec::new();
         for (at, connection) in self.table.iter_mut() {
-            let Some((due, why)) = connection.due(&self.patience) else { continue };
-            if due > now {
-                next = Some(next.map_or(due, |next| next.min(due)));
+            let is_due = connection.due(&self.patience).is_some_and(|due| due <= now);
+            let why =
+                if is_due { connection.overdue(now, &self.patience, &self.memory) } else { None };
+            let Some(why) = why else {
+                let due = connection.due(&self.patience);
+                next = next.into_iter().chain(due).min();
                 continue;
-            }
+            };
             connection.end_input();
             connection.close();
             if connection.seat != Seat::Told && self.chatter.may_say(now) {

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use forebay_block::{Endpoint, Instant, Io, Outbox, SLICE, Session, VolumeId};
-use forebay_device::{Client, Done, Op, Payload, RingFile};
+use forebay_device::{Client, Done, Op, Payload, RingFile, untaken};
 use forebay_policy::{RequestRules, RuleSet, Sender};
 use forebay_volume::Done as Finished;
 
@@ -19,6 +19,7 @@ use crate::memory::{Grant, Memory, Ticket};
 use crate::message::{ClientStats, Served};
 use crate::pace::{Allowance, LARGE, WINDOW};
 use crate::places::Seat;
+use crate::tenure::Tenure;
 
 /// Most bytes in one receive; the buffer is kept for the connection's life.
 pub const IN_BYTES: usize = 256 << 10;
@@ -88,6 +89,8 @@ pub enum Overdue {
     Stall,
     /// To send the data of a write.
     Debt,
+    /// To move as many bytes as it holds of the shared memory, while others wait for some.
+    Tenure,
     /// To send a request.
     Idle,
 }
@@ -100,10 +103,15 @@ impl Overdue {
             Self::Handshake => "its handshake took too long",
             Self::Stall => "it took no byte of its answers for client_stall_timeout",
             Self::Debt => "it sent no byte of its write for client_stall_timeout",
+            Self::Tenure => "it was too slow with memory that others waited for",
             Self::Idle => "it sent no request for longer than idle_timeout",
         }
     }
 }
+
+/// A send is looked at this many times in the time in which the client must take a byte of it: the
+/// kernel completes it only when most of the bytes before it are taken.
+const GLANCES: u32 = 8;
 
 /// Time for a client without a place to read the refusal.
 const TOLD_PATIENCE: Duration = Duration::from_secs(2);
@@ -122,9 +130,13 @@ pub struct Connection {
     hungry: bool,
     receiving: bool,
     sending: bool,
-    /// When the receive and the send in flight began.
+    /// When the receive in flight began.
     asked: Instant,
-    offered: Instant,
+    /// When the send in flight began, or when the client took a byte since, as far as is known.
+    taken: Instant,
+    /// When the socket was last looked at, and the bytes that the client had not taken.
+    looked: Instant,
+    untaken: u64,
     /// Bytes in the send in flight.
     in_send: usize,
     /// Spare buffer for the next send.
@@ -141,6 +153,10 @@ pub struct Connection {
     large: u64,
     /// Bytes of memory granted beyond its own part.
     granted: u64,
+    /// How long it may hold them.
+    tenure: Tenure,
+    /// Up to when the time that the server waited for it is counted.
+    counted: Instant,
     /// Its ticket in the line for more memory.
     ticket: Option<Ticket>,
     /// When it was accepted.
@@ -190,7 +206,9 @@ impl Connection {
             receiving: false,
             sending: false,
             asked: now,
-            offered: now,
+            taken: now,
+            looked: now,
+            untaken: u64::MAX,
             in_send: 0,
             spare: Vec::new(),
             ended: false,
@@ -199,6 +217,8 @@ impl Connection {
             parked: VecDeque::new(),
             large: 0,
             granted: 0,
+            tenure: Tenure::default(),
+            counted: now,
             ticket: None,
             accepted: now,
             active: now,
@@ -216,6 +236,7 @@ impl Connection {
     /// Processes the completion of a ring operation.
     pub fn finish(&mut self, now: Instant, kind: Kind, done: Done) {
         self.active = now;
+        self.count_wait(now);
         let Payload::Bytes(bytes) = done.payload else {
             unreachable!("receive and send hand their bytes back");
         };
@@ -227,6 +248,9 @@ impl Connection {
                     Ok(count) if count > 0 => {
                         self.end += count;
                         self.bytes.0 += count as u64;
+                        if self.session.is_owed() {
+                            self.tenure.moved(count as u64, self.granted);
+                        }
                         self.hungry = false;
                     }
                     // Cancelled, so that the client's next bytes stay where they are.
@@ -247,6 +271,7 @@ impl Connection {
             return self.end_input();
         };
         self.bytes.1 += count as u64;
+        self.tenure.moved(count as u64, self.granted);
         if count < bytes.len() {
             bytes.drain(..count);
             bytes.append(&mut self.out.bytes);
@@ -293,7 +318,7 @@ impl Connection {
         self.give_back(memory);
         let more = beyond - self.granted;
         match memory.take(thread, at, more) {
-            Ok(()) => self.granted += more,
+            Ok(()) => self.add_memory(more),
             Err(ticket) => self.ticket = Some(ticket),
         }
         self.ticket.is_none()
@@ -301,12 +326,37 @@ impl Connection {
 
     /// Takes memory that it waited for. Returns false if it no longer waits.
     pub fn grant(&mut self, grant: Grant) -> bool {
-        let mine = self.ticket == Some(grant.ticket);
-        if mine {
-            self.ticket = None;
-            self.granted += grant.bytes;
+        if self.ticket != Some(grant.ticket) {
+            return false;
         }
-        mine
+        self.ticket = None;
+        self.add_memory(grant.bytes);
+        true
+    }
+
+    fn add_memory(&mut self, bytes: u64) {
+        if self.granted == 0 {
+            self.tenure = Tenure::of(bytes);
+        }
+        self.granted += bytes;
+    }
+
+    /// Whether a send waits for the client.
+    fn offers(&self) -> bool {
+        self.sending && self.file.is_some()
+    }
+
+    /// Whether the data of a write is waited for.
+    fn is_owed(&self) -> bool {
+        self.receiving && !self.ended && self.session.is_owed()
+    }
+
+    /// Counts the time up to now, if the server waited for the client while that held memory.
+    fn count_wait(&mut self, now: Instant) {
+        if self.granted > 0 && (self.offers() || self.is_owed()) {
+            self.tenure.wait(now.since(self.counted));
+        }
+        self.counted = now;
     }
 
     /// Gives back memory that it no longer needs.
@@ -486,23 +536,58 @@ impl Connection {
         !self.ended && self.session.is_negotiating()
     }
 
-    /// When the client exceeds a limit, and which one, unless bytes are received or sent before.
+    /// When [`Connection::overdue`] must be asked, unless bytes are received or sent before.
     #[must_use]
-    pub fn due(&self, patience: &Patience) -> Option<(Instant, Overdue)> {
-        if self.is_negotiating() {
-            let told = self.seat == Seat::Told;
-            let handshake =
-                patience.handshake.min(if told { TOLD_PATIENCE } else { Duration::MAX });
-            return Some((self.accepted + handshake, Overdue::Handshake));
+    pub fn due(&self, patience: &Patience) -> Option<Instant> {
+        let glance = self.offers().then(|| self.looked + patience.stall / GLANCES);
+        self.limits(patience).map(|(at, _)| at).chain(glance).min()
+    }
+
+    /// The limit that the client has exceeded, if any.
+    pub fn overdue(
+        &mut self,
+        now: Instant,
+        patience: &Patience,
+        memory: &Memory,
+    ) -> Option<Overdue> {
+        if self.offers() {
+            self.glance(now);
         }
-        if self.sending && self.file.is_some() {
-            return Some((self.offered + patience.stall, Overdue::Stall));
+        let over = self.tenure.left(patience.stall) <= now.since(self.counted);
+        if over && !memory.is_waited_for(self.ticket) {
+            self.tenure = Tenure::of(self.granted);
+            self.counted = now;
         }
-        if self.receiving && !self.ended && self.session.is_owed() {
-            return Some((self.asked + patience.stall, Overdue::Debt));
+        self.limits(patience).find(|&(at, _)| at <= now).map(|(_, why)| why)
+    }
+
+    /// Looks whether the client has taken a byte of the send in flight.
+    fn glance(&mut self, now: Instant) {
+        let untaken = self.socket.as_ref().and_then(|socket| untaken(socket).ok());
+        let untaken = untaken.unwrap_or(u64::MAX);
+        if untaken < self.untaken {
+            self.taken = now;
         }
-        let idle = patience.idle.filter(|_| self.is_idle())?;
-        Some((self.active + idle, Overdue::Idle))
+        (self.looked, self.untaken) = (now, untaken);
+    }
+
+    /// The limits that apply now, and when they are exceeded.
+    fn limits(&self, patience: &Patience) -> impl Iterator<Item = (Instant, Overdue)> {
+        let told = self.seat == Seat::Told;
+        let handshake = patience.handshake.min(if told { TOLD_PATIENCE } else { Duration::MAX });
+        let chooses = self.is_negotiating();
+        let (offers, owed) = (!chooses && self.offers(), !chooses && self.is_owed());
+        let holds = self.granted > 0 && (offers || owed);
+        let idle = patience.idle.filter(|_| !chooses && self.is_idle());
+        [
+            chooses.then(|| (self.accepted + handshake, Overdue::Handshake)),
+            offers.then(|| (self.taken + patience.stall, Overdue::Stall)),
+            (owed && !offers).then(|| (self.asked + patience.stall, Overdue::Debt)),
+            holds.then(|| (self.counted + self.tenure.left(patience.stall), Overdue::Tenure)),
+            idle.map(|idle| (self.active + idle, Overdue::Idle)),
+        ]
+        .into_iter()
+        .flatten()
     }
 
     /// Whether no request is in flight and no answer is unsent.
@@ -519,6 +604,7 @@ impl Connection {
         token: impl Fn(Kind) -> u64,
         allowance: &mut Allowance,
     ) -> Next {
+        self.count_wait(now);
         let spoke = self.speak(allowance);
         // After its goodbye a client sends nothing, so the last answer ends the connection.
         if self.out.close {
@@ -575,7 +661,11 @@ impl Connection {
         let bytes = mem::replace(&mut self.out.bytes, mem::take(&mut self.spare));
         let (span, count) = (0..bytes.len(), bytes.len());
         match ring.submit(file, token, Op::Send { bytes, span }) {
-            Ok(()) => (self.sending, self.offered, self.in_send) = (true, now, count),
+            Ok(()) => {
+                (self.sending, self.in_send) = (true, count);
+                // The first look counts as a byte taken, and is the measure for the next.
+                (self.taken, self.looked, self.untaken) = (now, now, u64::MAX);
+            }
             Err(Op::Send { bytes, .. }) => self.out.bytes = bytes,
             Err(_) => unreachable!("the ring gives back what it was given"),
         }

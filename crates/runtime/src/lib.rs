@@ -28,6 +28,7 @@ mod pool;
 mod record;
 mod sender;
 mod state;
+mod tenure;
 #[cfg(test)]
 mod testing;
 mod thread;

@@ -81,6 +81,13 @@ impl Memory {
         self.own
     }
 
+    /// Whether clients wait in the line, except for the one with this ticket.
+    #[must_use]
+    pub fn is_waited_for(&self, except: Option<Ticket>) -> bool {
+        let line = self.lock();
+        line.waiting.iter().any(|(_, grant)| Some(grant.ticket) != except)
+    }
+
     /// Takes bytes for the client at index `client` of `thread`.
     ///
     /// # Errors
@@ -218,7 +225,9 @@ mod tests {
         let memory = memory();
         memory.take(0, 1, 8 * MIB).unwrap();
         let large = memory.take(0, 2, 8 * MIB).unwrap_err();
+        assert!(memory.is_waited_for(None) && !memory.is_waited_for(Some(large)));
         let small = memory.take(1, 3, 4 * MIB).unwrap_err();
+        assert!(memory.is_waited_for(Some(large)));
         assert!(memory.leave(large));
         assert_eq!(granted(&memory, 1), [(3, 4)]);
         assert!(!memory.leave(small), "it has its grant");

@@ -124,6 +124,11 @@ impl<S: Read + Write> Nbd<S> {
         self.stream.read_exact(buf)
     }
 
+    /// Receives these bytes of an answer as they come: its head has 16, before the data.
+    pub fn take(&mut self, buf: &mut [u8]) -> io::Result<()> {
+        self.stream.read_exact(buf)
+    }
+
     fn send(
         &mut self,
         command: u16,
