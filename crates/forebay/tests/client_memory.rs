@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::nbd::Nbd;
-use support::{Place, Server, client, noise};
+use support::{Place, Server, client, noise, until};
 use tools::have;
 
 const MIB: u64 = 1 << 20;
@@ -213,4 +213,26 @@ fn a_slow_and_steady_client_is_not_disconnected() {
     let mut slow = connect(&place);
     slow.begin_read(0, LONGEST).expect("it is taken");
     trickle(&mut slow, 40 << 10, |took| took < Duration::from_secs(10)).expect("it stays");
+}
+
+/// Clients that had left while they waited for memory used to be served one after another.
+#[test]
+fn memory_goes_to_none_who_has_left() {
+    let place = Place::new();
+    let server = serve_patiently(&place, "16MiB", "30s");
+    let mut holder = connect(&place);
+    holder.begin_read(0, LONGEST).expect("it is taken");
+    let mut waiting: Vec<_> = (0..20).map(|_| connect(&place)).collect();
+    for nbd in &mut waiting {
+        nbd.begin_read(0, LONGEST).expect("it is taken");
+    }
+    // They are in the line when the server has their requests.
+    thread::sleep(Duration::from_millis(300));
+    let reads = || server.status()["counters"]["reads"].as_u64().expect("it is counted");
+    drop(waiting);
+    let before = reads();
+    let mut found = vec![0; LONGEST as usize];
+    holder.finish(&mut found).expect("it is served");
+    until("their places are free", || clients(&server) == 1);
+    assert_eq!(reads(), before, "nothing was read for them");
 }

@@ -382,11 +382,11 @@ impl Clients {
     /// Takes memory that a client waited for.
     pub fn grant(&mut self, grant: Grant) {
         let connection = self.table.get_mut(grant.client);
-        if connection.is_some_and(|connection| connection.grant(grant)) {
-            return self.touch(grant.client);
+        if !connection.is_some_and(|connection| connection.grant(grant)) {
+            // The client continued without it, or is gone.
+            self.memory.give_back(grant.bytes);
         }
-        // The client continued without it, or is gone.
-        self.memory.give_back(grant.bytes);
+        self.touch(grant.client);
     }
 
     /// Hands input to the sessions, and their requests to `submit`, which returns a request if

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use forebay_block::{Endpoint, Instant, Io, Outbox, SLICE, Session, VolumeId};
-use forebay_device::{Client, Done, Op, Payload, RingFile, untaken};
+use forebay_device::{Client, Done, Op, Payload, RingFile, has_hung_up, untaken};
 use forebay_policy::{RequestRules, RuleSet, Sender};
 use forebay_volume::Done as Finished;
 
@@ -324,12 +324,18 @@ impl Connection {
         self.ticket.is_none()
     }
 
-    /// Takes memory that it waited for. Returns false if it no longer waits.
+    /// Takes memory that it waited for. Returns false if it no longer waits, or if the client has
+    /// left meanwhile, which nobody has noticed: a client that waits is not received from.
     pub fn grant(&mut self, grant: Grant) -> bool {
         if self.ticket != Some(grant.ticket) {
             return false;
         }
         self.ticket = None;
+        if self.socket.as_ref().is_some_and(has_hung_up) {
+            self.close();
+            self.end_input();
+            return false;
+        }
         self.add_memory(grant.bytes);
         true
     }
