@@ -93,6 +93,7 @@ impl Connection {
 
     fn receive(&mut self, bytes: &[u8]) {
         self.unused.extend_from_slice(bytes);
+        self.session.next_turn();
         while self.session.wants_input() {
             let used = self.session.receive(&self.unused, &mut self.out);
             self.unused.drain(..used);

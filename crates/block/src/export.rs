@@ -60,6 +60,12 @@ pub trait Session {
         false
     }
 
+    /// Begins a turn of the event loop: small answers have a bound in each. Returns whether a request
+    /// has waited for this one.
+    fn next_turn(&mut self) -> bool {
+        false
+    }
+
     /// Whether the session accepts more input now.
     fn wants_input(&self) -> bool;
 

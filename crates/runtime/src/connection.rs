@@ -611,6 +611,7 @@ impl Connection {
         allowance: &mut Allowance,
     ) -> Next {
         self.count_wait(now);
+        let paused = self.session.next_turn();
         let spoke = self.speak(allowance);
         // After its goodbye a client sends nothing, so the last answer ends the connection.
         if self.out.close {
@@ -629,7 +630,7 @@ impl Connection {
             self.file = None;
             return if self.receiving { Next::Wait } else { Next::Leave };
         }
-        if !spoke || !self.out.ios.is_empty() || self.can_feed() {
+        if !spoke || paused || !self.out.ios.is_empty() || self.can_feed() {
             return Next::Feed;
         }
         // Work that did not fit into the router or the ring is tried again in the next turn.

@@ -15,6 +15,9 @@ use crate::reply::Replies;
 pub(crate) const LARGE: usize = 64 << 10;
 /// Bytes of pending small replies from which on no more requests are accepted.
 const BESIDE_MAX: usize = SLICE;
+/// Bytes of small replies from which on the next ones wait for the next turn of the event loop, so
+/// that other connections have their turn. Large replies are bounded as they are sent.
+pub(crate) const SMALL_TURN: usize = SLICE;
 
 struct Large {
     asked: Asked,

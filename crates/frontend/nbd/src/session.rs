@@ -96,6 +96,13 @@ impl Session for NbdSession {
         self.protocol.has_more_to_say()
     }
 
+    fn next_turn(&mut self) -> bool {
+        match &mut self.protocol.phase {
+            Phase::Handshake(_) => false,
+            Phase::Transmission(transmission) => transmission.next_turn(),
+        }
+    }
+
     fn wants_input(&self) -> bool {
         self.protocol.wants_input()
     }

@@ -17,7 +17,7 @@ use crate::errors::{Refusal, number};
 use crate::handshake::{ALLOCATION_CONTEXT, Agreement};
 use crate::in_flight::{Asked, InFlight, tag};
 use crate::reply::Replies;
-use crate::saying::{LARGE, Saying};
+use crate::saying::{LARGE, SMALL_TURN, Saying};
 
 pub(crate) struct Transmission {
     agreement: Agreement,
@@ -32,6 +32,9 @@ pub(crate) struct Transmission {
     phase: Phase,
     /// Whether a request waits in the input for others to finish, or for memory.
     stalled: bool,
+    /// Bytes of the small reads begun in this turn, and whether the next one waits for another.
+    begun: usize,
+    paused: bool,
     /// Bytes that may be held; set by the event loop, which knows the other clients.
     allowed: u64,
     /// Bytes that would be held with the request that waits for memory.
@@ -89,6 +92,8 @@ impl Transmission {
             payload: None,
             phase: Phase::Serving,
             stalled: false,
+            begun: 0,
+            paused: false,
             allowed: u64::MAX,
             wanted: None,
         }
@@ -107,6 +112,13 @@ impl Transmission {
     pub fn allow_memory(&mut self, bytes: u64) {
         self.allowed = bytes;
         self.stalled &= self.wants_memory().is_none_or(|wanted| wanted > bytes);
+    }
+
+    /// Begins a turn of the event loop. Returns whether a request has waited for it.
+    pub fn next_turn(&mut self) -> bool {
+        self.begun = 0;
+        self.stalled &= !self.paused;
+        std::mem::take(&mut self.paused)
     }
 
     /// Whether the data of a request that has begun is still incomplete.
@@ -261,12 +273,15 @@ impl Transmission {
         let full = self.in_flight.requests() >= self.limits.requests;
         let sum = self.bytes + u64::from(bytes);
         let heavy = self.bytes > 0 && sum > self.limits.bytes;
+        let small = op == IoOp::Read && bytes as usize <= LARGE;
         let waits = bytes > 0 && sum > self.allowed;
-        self.wanted = Some(sum).filter(|_| waits && !full && !heavy);
-        if full || heavy || waits {
+        self.paused = small && self.begun >= SMALL_TURN && !full && !heavy;
+        self.wanted = Some(sum).filter(|_| waits && !full && !heavy && !self.paused);
+        if full || heavy || waits || self.paused {
             return false;
         }
         self.bytes = sum;
+        self.begun += if small { bytes as usize } else { 0 };
         let range = range_of(&request);
         match op {
             IoOp::Write => {

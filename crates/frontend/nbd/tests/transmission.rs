@@ -387,6 +387,32 @@ fn requests_in_flight_are_bounded_in_bytes_but_one_always_passes() {
     assert_eq!(peer.held.len(), 1);
 }
 
+/// 100 clients with 256 reads of 64 KiB each made one turn of seconds for everybody.
+#[test]
+fn small_reads_beyond_a_slice_wait_for_the_next_turn() {
+    for len in [4096, 65_536] {
+        let mut peer = Peer::transmitting("plain", false);
+        let requests: Vec<_> = (0..200).map(|i| request(C::READ, i, 0, len)).collect();
+        let bytes: Vec<u8> = requests.iter().flat_map(Request::encode).collect();
+        let (mut used, mut turns, mut count) = (0, 0, 0);
+        while used < bytes.len() {
+            used += peer.session.receive(&bytes[used..], &mut peer.out);
+            let begun: usize = peer.out.ios.iter().map(|(_, io)| io.buf.len()).sum();
+            assert!(begun < 320 << 10, "{begun} bytes in a turn");
+            count += peer.out.ios.len();
+            peer.held.append(&mut peer.out.ios);
+            peer.release();
+            let waits = used < bytes.len();
+            assert!(peer.session.wants_memory().is_none());
+            assert_eq!(peer.session.next_turn(), waits);
+            assert!(peer.session.wants_input());
+            turns += 1;
+        }
+        assert_eq!((turns, count), ((200 * len).div_ceil(256 << 10), 200));
+        assert_eq!(answers(&peer.take(), &requests).len(), 200);
+    }
+}
+
 #[test]
 fn a_goodbye_waits_for_what_is_in_flight() {
     let mut peer = Peer::transmitting("plain", false);

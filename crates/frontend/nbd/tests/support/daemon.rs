@@ -70,7 +70,7 @@ fn serve<S: Read + Write>(mut stream: S, mut session: Box<dyn Session>, devices:
         buffer.copy_within(used..filled, 0);
         filled -= used;
         let ios = std::mem::take(&mut out.ios);
-        let idle = ios.is_empty() && used == 0;
+        let idle = ios.is_empty() && used == 0 && !session.next_turn();
         for (endpoint, io) in ios {
             let done = devices[endpoint.0].lock().expect("no test panics here").run(io);
             session.complete(done, &mut out);

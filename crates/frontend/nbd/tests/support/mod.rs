@@ -135,7 +135,7 @@ impl Peer {
                 self.release();
             }
             self.listen();
-            if used == 0 && (idle || self.hold) {
+            if used == 0 && (idle || self.hold) && !self.session.next_turn() {
                 assert!(self.unused.len() <= 64 << 10 || !self.session.wants_input());
                 break;
             }
