@@ -534,6 +534,15 @@ pub struct StopRequest {
     pub drain: bool,
 }
 
+/// What a stop has left in the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct StopStatus {
+    /// Bytes of dirty data, including lost ones.
+    pub dirty_bytes: u64,
+    /// Bytes of dirty data that the cache cannot read back.
+    pub lost_bytes: u64,
+}
+
 /// The program that is to take over from the server.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

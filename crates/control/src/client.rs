@@ -19,8 +19,8 @@ use tokio::net::UnixStream;
 use crate::api::{
     Accepted, Acknowledgement, Applied, ApplyRequest, ClientStatus, DiskRequest, DiskStatus,
     ErrorBody, Event, EventList, InForce, Job, PoolStatus, PrefetchRequest, PrefetchStatus,
-    StatisticsStatus, StopRequest, TraceRequest, TraceStatus, UpgradeRequest, UpgradeStatus,
-    VolumeStatus,
+    StatisticsStatus, StopRequest, StopStatus, TraceRequest, TraceStatus, UpgradeRequest,
+    UpgradeStatus, VolumeStatus,
 };
 use crate::statistics::Window;
 
@@ -315,6 +315,14 @@ impl Client {
     /// As for [`Client::status`].
     pub fn stop(&self, drain: bool) -> Result<Accepted, ClientError> {
         self.ask("POST", "/v1/stop", Some(&StopRequest { drain }))
+    }
+
+    /// What a stop has left in the cache.
+    ///
+    /// # Errors
+    /// As for [`Client::status`]; also until the server has stopped.
+    pub fn left(&self) -> Result<StopStatus, ClientError> {
+        self.ask("GET", "/v1/stop", None::<&()>)
     }
 
     /// Sends a request, with a JSON body if given, and parses the JSON answer.

@@ -30,9 +30,9 @@ pub use metrics::{exposed_name, exposition};
 pub use monitor::Monitor;
 pub use peer::ChangesBy;
 pub use pool::{
-    Application, ClientSnapshot, DiskSnapshot, Keeper, Latency, PoolControl, PoolSnapshot,
-    PrefetchSnapshot, PrefetchTarget, PrimaryHealth, SettingSnapshot, ShardSnapshot, TraceSnapshot,
-    TraceTarget, UpgradeSnapshot, UpgradeState, VolumeSnapshot, Wanted,
+    Application, ClientSnapshot, DiskSnapshot, Keeper, Latency, LeftSnapshot, PoolControl,
+    PoolSnapshot, PrefetchSnapshot, PrefetchTarget, PrimaryHealth, SettingSnapshot, ShardSnapshot,
+    TraceSnapshot, TraceTarget, UpgradeSnapshot, UpgradeState, VolumeSnapshot, Wanted,
 };
 pub use server::web::{Token, WebServer, WebSocket};
 pub use server::{ControlSocket, Server};

@@ -134,6 +134,10 @@ pub trait PoolControl: Send + Sync + 'static {
     /// # Errors
     /// When the pool is already stopping in a way that conflicts.
     fn stop(&self, drain: bool) -> Result<(), ControlError>;
+
+    /// What the stop has left in the cache; `None` until all but the API has stopped. The server
+    /// then waits a short time for this question.
+    fn left(&self) -> Option<LeftSnapshot>;
 }
 
 /// A client of a socket, and what it has done so far.
@@ -274,6 +278,15 @@ pub enum UpgradeState {
     Done,
     /// The program before it serves.
     Failed,
+}
+
+/// What a stop has left in the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LeftSnapshot {
+    /// Bytes of dirty data, including lost ones.
+    pub dirty_bytes: u64,
+    /// Bytes of dirty data that cannot be read back.
+    pub lost_bytes: u64,
 }
 
 /// The state of a pool at one moment.

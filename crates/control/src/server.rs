@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::connect_info::Connected;
-use axum::extract::rejection::JsonRejection;
+use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Path as Segment, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -28,7 +28,7 @@ use utoipa::OpenApi;
 use crate::access::SocketAccess;
 use crate::api::{
     Accepted, Applied, ApplyRequest, CacheSettings, ClientStatus, DiskRequest, DiskStatus,
-    ErrorBody, InForce, Job, PoolStatus, PrefetchRequest, PrefetchStatus, StopRequest,
+    ErrorBody, InForce, Job, PoolStatus, PrefetchRequest, PrefetchStatus, StopRequest, StopStatus,
     TraceRequest, TraceStatus, UpgradeRequest, UpgradeStatus, VolumeInForce, VolumeSettings,
     VolumeStatus,
 };
@@ -37,7 +37,7 @@ use crate::error::{ControlError, ControlErrorKind};
 use crate::metrics::exposition;
 use crate::monitor::Monitor;
 use crate::peer::{self, Changers, ChangesBy, Peer};
-use crate::pool::{PoolControl, PoolSnapshot, PrefetchTarget, TraceTarget, Wanted};
+use crate::pool::{LeftSnapshot, PoolControl, PoolSnapshot, PrefetchTarget, TraceTarget, Wanted};
 use crate::settings::Change;
 use crate::socket::{SocketError, SocketFile, listen};
 
@@ -318,6 +318,7 @@ mod held {
         attach,
         detach,
         stop,
+        left,
         statistics::statistics,
         events::events,
         events::stream,
@@ -347,7 +348,7 @@ fn routes(shared: Shared) -> axum::Router {
         .route("/v1/jobs", get(jobs))
         .route("/v1/jobs/{id}", get(job).delete(cancel))
         .route("/v1/upgrade", get(last_upgrade).post(upgrade))
-        .route("/v1/stop", post(stop))
+        .route("/v1/stop", get(left).post(stop))
         .route("/v1/events", get(events::events))
         .route("/v1/events/stream", get(events::stream))
         .route("/v1/events/{id}/ack", post(events::acknowledge))
@@ -386,6 +387,13 @@ impl From<ControlError> for Refusal {
 impl From<JsonRejection> for Refusal {
     fn from(rejection: JsonRejection) -> Self {
         let hint = "send JSON with content-type application/json; see /openapi.json".to_owned();
+        Self(rejection.status(), ErrorBody { error: rejection.body_text(), hint })
+    }
+}
+
+impl From<QueryRejection> for Refusal {
+    fn from(rejection: QueryRejection) -> Self {
+        let hint = "see /openapi.json for what may stand after the ?".to_owned();
         Self(rejection.status(), ErrorBody { error: rejection.body_text(), hint })
     }
 }
@@ -740,6 +748,21 @@ async fn stop(
     let Json(StopRequest { drain }) = request?;
     ask(move || shared.pool.stop(drain)).await?;
     Ok((StatusCode::ACCEPTED, Json(Accepted { accepted: true })))
+}
+
+/// What a stop has left in the cache. The server is gone soon after this answer.
+#[utoipa::path(get, path = "/v1/stop", responses((status = 200, body = StopStatus),
+    (status = 409, body = ErrorBody)))]
+async fn left(State(shared): State<Shared>) -> Answer<Json<StopStatus>> {
+    ask(move || {
+        let left = shared.pool.left().ok_or_else(|| {
+            let kind = ControlErrorKind::Conflict;
+            ControlError::new(kind, "the server has not stopped", "ask again after POST /v1/stop")
+        })?;
+        let LeftSnapshot { dirty_bytes, lost_bytes } = left;
+        Ok(Json(StopStatus { dirty_bytes, lost_bytes }))
+    })
+    .await
 }
 
 /// Every counter, in the Prometheus text format.

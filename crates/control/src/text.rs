@@ -24,10 +24,15 @@ pub fn count_of_clients(count: u64) -> String {
 #[must_use]
 pub fn pool(status: &PoolStatus) -> String {
     let cache = &status.cache;
-    let hits = cache.full_hit_percent.map_or("no reads yet".to_owned(), |share| {
-        let part = cache.partial_hit_percent.unwrap_or_default();
-        format!("{share:.1} % of reads are hits, {part:.1} % in part")
-    });
+    let bypassed = status.volumes.iter().any(|volume| volume.reads.bypasses > 0);
+    let hits = match cache.full_hit_percent {
+        Some(share) => {
+            let part = cache.partial_hit_percent.unwrap_or_default();
+            format!("{share:.1} % of reads are hits, {part:.1} % in part")
+        }
+        None if bypassed => "all reads bypassed it".to_owned(),
+        None => "no reads yet".to_owned(),
+    };
     let mut out = format!(
         "forebay {}: {}, cache {}, up {}, {}\n",
         status.version,

@@ -18,7 +18,7 @@ use forebay_control::events::EventLog;
 use forebay_control::settings::{Change, Differences, NewValue, Spec, in_force, parse_named};
 use forebay_control::{
     Application, Client, ClientError, ClientSnapshot, ControlError, ControlErrorKind,
-    ControlSocket, DiskSnapshot, Keeper, Latency, Monitor, PoolControl, PoolSnapshot,
+    ControlSocket, DiskSnapshot, Keeper, Latency, LeftSnapshot, Monitor, PoolControl, PoolSnapshot,
     PrefetchSnapshot, PrefetchTarget, PrimaryHealth, Server, ShardSnapshot, TraceSnapshot,
     TraceTarget, UpgradeSnapshot, UpgradeState, VolumeSnapshot, Wanted, exposed_name,
 };
@@ -293,6 +293,11 @@ impl PoolControl for Table {
     fn stop(&self, drain: bool) -> Result<(), ControlError> {
         self.ask(format!("stop {drain}"))
     }
+
+    fn left(&self) -> Option<LeftSnapshot> {
+        let stops = self.asked().iter().any(|asked| asked.starts_with("stop "));
+        stops.then_some(LeftSnapshot { dirty_bytes: 8192, lost_bytes: 4096 })
+    }
 }
 
 /// A server over the table; stops and cleans up on drop.
@@ -414,6 +419,12 @@ fn status_tells_what_the_pool_knows() {
     let wear = "wear     0 B written in the last 1 min 1 s, budget 1 TiB per day; now 0 B per day, \
                 pressure 0 %\n";
     assert!(text.contains(wear), "{text}");
+    let mut without = status.clone();
+    without.cache.full_hit_percent = None;
+    let text_of = forebay_control::text::pool;
+    assert!(text_of(&without).contains("all reads bypassed it"), "{}", text_of(&without));
+    without.volumes.iter_mut().for_each(|volume| volume.reads.bypasses = 0);
+    assert!(text_of(&without).contains("no reads yet"), "{}", text_of(&without));
     let wrong: Vec<&str> = text.lines().skip(1).take(2).collect();
     assert!(wrong[0].starts_with("WRONG    volume d b: the primary /dev/primary does not answer"));
     assert!(wrong[1].starts_with("WRONG    volume d b: LOST 12 KiB"), "{text}");
@@ -611,7 +622,11 @@ fn the_description_has_every_setting_that_can_be_changed() {
 #[test]
 fn the_pool_may_say_no() {
     let served = Served::new();
+    let early = served.client.left().expect_err("it serves").to_string();
+    assert!(early.contains("the server has not stopped"), "{early}");
     assert!(served.client.stop(true).expect("it stops").accepted);
+    let left = served.client.left().expect("it has stopped");
+    assert_eq!((left.dirty_bytes, left.lost_bytes), (8192, 4096));
     assert_eq!(served.table.asked(), ["stop true"]);
     let no = ControlError::new(ControlErrorKind::Unavailable, "shard 1 is silent", "see the log");
     *locked(&served.table.answers) = Err(no);
@@ -772,8 +787,16 @@ fn recordings_are_started_asked_about_and_ended() {
 fn hostile_requests_are_answered_or_dropped() {
     let served = Served::new();
     assert_eq!(served.raw(b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"), "HTTP/1.1 404 Not Found");
-    let get_stop = served.raw(b"GET /v1/stop HTTP/1.1\r\nhost: x\r\n\r\n");
-    assert_eq!(get_stop, "HTTP/1.1 405 Method Not Allowed");
+    let get_drain = served.raw(b"GET /v1/drain HTTP/1.1\r\nhost: x\r\n\r\n");
+    assert_eq!(get_drain, "HTTP/1.1 405 Method Not Allowed");
+    for path in
+        ["events?after=x", "events/stream?after=-1", "stream?after=x", "statistics?window=%"]
+    {
+        let (status, body) =
+            served.client.exchange("GET", &format!("/v1/{path}"), None::<&()>).expect("it answers");
+        let said: serde_json::Value = serde_json::from_slice(&body).expect("it is JSON");
+        assert!(status == 400 && said["error"].is_string() && said["hint"].is_string(), "{said}");
+    }
     let garbage = served.raw(b"\x16\x03\x01\x00garbage\r\n\r\n");
     assert!(garbage.starts_with("HTTP/1.1 400"), "{garbage}");
     let post = |body: &[u8]| {

@@ -174,10 +174,14 @@ fn changes_are_understood_or_refused_with_the_settings_that_can_be_changed() {
     assert_eq!(
         refused(None, "ram", "1GiB"),
         format!(
-            "ram cannot be changed while serving, only {known}; change the configuration, and \
-             restart"
+            "ram cannot be set while serving, only {known}; change the configuration, and apply it \
+             (forebay apply FILE)"
         )
     );
+    for (volume, key) in [(Some("db"), "read_only"), (Some("db"), "ordered"), (None, "size")] {
+        assert!(refused(volume, key, "x").ends_with("and apply it (forebay apply FILE)"), "{key}");
+    }
+    assert!(refused(None, "state_dir", "/s").ends_with("change the configuration, and restart"));
     assert_eq!(
         refused(None, "eviction", "mru"),
         "eviction: unknown eviction policy \"mru\"; use one of: fifo, lru, frequency"

@@ -38,4 +38,4 @@ pub use ring::{
     UblkControl, UblkQueue, UblkSlot, Waker,
 };
 pub use socket::{has_hung_up, untaken};
-pub use uri::{open_cache, open_cache_read_only, open_primary, primary_size};
+pub use uri::{open_cache, open_cache_read_only, open_primary, primary_path, primary_size};

@@ -79,6 +79,14 @@ pub fn open_primary(uri: &str) -> Result<Arc<dyn BlockDevice>, OpenError> {
 /// # Errors
 /// When the URI is invalid, or the device cannot be opened.
 pub fn primary_size(uri: &str) -> Result<Option<u64>, OpenError> {
+    primary_path(uri)?.map(|path| extent(&path)).transpose()
+}
+
+/// The path of the file or block device that `uri` names; `None` for a server on a network.
+///
+/// # Errors
+/// When the URI is invalid.
+pub fn primary_path(uri: &str) -> Result<Option<PathBuf>, OpenError> {
     let mut parsed = Uri::parse(uri)?;
     parsed.layers()?;
     let path = match parsed.scheme {
@@ -87,7 +95,7 @@ pub fn primary_size(uri: &str) -> Result<Option<u64>, OpenError> {
         Some(Scheme::Nbd | Scheme::NbdUnix) => return Ok(None),
     };
     parsed.finish()?;
-    extent(&path).map(Some)
+    Ok(Some(path))
 }
 
 /// Layers over a device, lowest first: faults come first, so that a failed request takes time too.

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use forebay_device::OpenError;
 
+use crate::output;
+
 /// How long to retry: a killed server's flush of a busy disk must end first.
 const PATIENCE: Duration = Duration::from_secs(6);
 /// Pause between attempts.
@@ -17,7 +19,7 @@ fn say(what: &str) {
     if tracing::enabled!(tracing::Level::WARN) {
         tracing::warn!("{what}");
     } else {
-        eprintln!("forebay: {what}");
+        output::say(&format!("forebay: {what}"));
     }
 }
 

@@ -145,7 +145,7 @@ pub enum Command {
     #[command(after_help = "Examples:\n  forebay apply /etc/forebay/forebay.toml --dry-run\n  \
         forebay apply /etc/forebay/forebay.toml")]
     Apply(ApplyArgs),
-    /// Show every setting in force, and where its value comes from
+    /// Show the settings in force, and where their values come from
     #[command(after_help = "Examples:\n  forebay config\n  forebay config db --json")]
     Config(ConfigArgs),
     /// Let another program, such as a newer version, take over from the server

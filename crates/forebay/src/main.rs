@@ -82,7 +82,7 @@ fn main() -> ExitCode {
     if let Some(&Ended(code)) = error.downcast_ref() {
         return ExitCode::from(code);
     }
-    eprintln!("forebay: {}", explained(&error));
+    output::say(&format!("forebay: {}", explained(&error)));
     ExitCode::from(if is_usage(&error) { 2 } else { 1 })
 }
 

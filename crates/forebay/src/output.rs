@@ -27,6 +27,12 @@ pub fn line(text: &str) -> std::io::Result<()> {
     print(&format!("{text}\n"))
 }
 
+/// Prints `text` as a line on standard error. If that takes none, the line is lost: what it is about
+/// goes on.
+pub fn say(text: &str) {
+    let _ = std::io::stderr().lock().write_all(format!("{text}\n").as_bytes());
+}
+
 /// A progress bar over bytes, on standard error; nothing where that is not a terminal.
 pub fn bar(total: u64) -> ProgressBar {
     let template = "{bar:40} {done} of {all}, {pace}/s, {eta} left";

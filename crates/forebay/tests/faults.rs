@@ -232,6 +232,54 @@ fn systemd_and_the_log_are_told() {
     }
 }
 
+/// A server was killed during the drain before its stop, and `stop --drain` said that nothing is left.
+/// Without a drain it always said so.
+#[test]
+fn what_a_stop_leaves_is_told_or_said_to_be_unknown() {
+    let place = Place::new();
+    place.make("disk.img", 256 << 20);
+    let mut arguments = place.serve("disk.img", "cache.img,size=32MiB");
+    arguments[1] += "?emulate=hdd";
+    let write = |server: &Server| {
+        let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+        for at in 0..1500 {
+            let bytes = noise(at + 1, BLOCK as usize);
+            nbd.write(at * 7919 % 65_536 * BLOCK, &bytes, false).expect("the cache takes it");
+        }
+        nbd.flush().expect("the cache takes it");
+        assert!(counter(server, "dirty_blocks") > 1000, "a disk is slower than that");
+    };
+    let server = place.start(&arguments);
+    write(&server);
+    let control = format!("--control={}", place.text("control.sock"));
+    let output = forebay(&["stop", "--json", &control]);
+    let left: serde_json::Value = serde_json::from_slice(&output.stdout).expect("it is JSON");
+    let dirty = left["dirty_bytes"].as_u64().expect("a number");
+    assert_eq!((output.status.code(), &left["lost_bytes"]), (Some(0), &0.into()));
+    assert_eq!(server.wait(), Some(0));
+
+    let server = place.start(&arguments);
+    let found = server.status()["cache"]["dirty_bytes"].as_u64().expect("a number");
+    assert!(dirty > 0 && found <= dirty, "{found} of {dirty} bytes that were left");
+    write(&server);
+    let mut stop = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    stop.args(["stop", "--drain", &control]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let stop = stop.spawn().expect("the binary runs");
+    until("the status tells of it", || server.status()["state"] == "stopping");
+    server.kill();
+    let output = stop.wait_with_output().expect("it is our child");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(output.stdout.is_empty(), "it must not say that all is well");
+    assert!(said.contains("without telling whether all is drained"), "{said}");
+
+    let server = place.start(&arguments);
+    let output = forebay(&["stop", "--drain", "--json", &control]);
+    let left: serde_json::Value = serde_json::from_slice(&output.stdout).expect("it is JSON");
+    assert_eq!((output.status.code(), &left["dirty_bytes"]), (Some(0), &0.into()));
+    assert_eq!(server.wait(), Some(0));
+}
+
 #[test]
 fn a_drain_that_precedes_a_stop_is_seen_and_can_be_given_up() {
     let place = Place::new();

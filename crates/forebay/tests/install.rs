@@ -50,6 +50,8 @@ fn setup_by_flags_writes_what_serve_takes() {
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let shown = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(shown.contains("volume disk: ") && shown.contains("start it with:"), "{shown}");
+    // The service does not read this configuration, so its units stay as they are.
+    assert!(!place.path("units").exists() && !shown.contains("settings of a unit"), "{shown}");
     let written = fs::read_to_string(place.path("etc/forebay.toml")).expect("it is written");
     assert!(written.contains("write_cache_depth = \"5s\""), "{written}");
 

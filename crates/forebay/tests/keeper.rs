@@ -241,6 +241,39 @@ fn clients_wait_while_no_server_can_start() {
     server.stop(&[]);
 }
 
+/// A log on a full file system, or whose reader was gone, ended server and keeper: the failure was
+/// reported on the same standard error, with a panic.
+#[test]
+fn a_log_that_cannot_be_written_ends_no_service() {
+    let full = || Stdio::from(fs::File::create("/dev/full").expect("every Linux has it"));
+    let closed = || {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        Stdio::from(writer)
+    };
+    for log in [full(), closed()] {
+        let (place, arguments) = Place::with_disk();
+        let server = place.start_kept_logging(&arguments, log);
+        let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+        nbd.write(0, &noise(1, 1 << 20), true).expect("it is written");
+        kill_and_wait(&server);
+        let mut found = vec![0; 1 << 20];
+        let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+        nbd.read(0, &mut found).expect("it is read");
+        assert!(found == noise(1, 1 << 20));
+        server.stop(&["--drain"]);
+    }
+    // Nor is a refused start a crash.
+    let (place, mut arguments) = Place::with_disk();
+    arguments[1] = format!("--primary={}", place.text("absent.img"));
+    for log in [full(), closed()] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(&arguments).stdout(Stdio::null()).stderr(log);
+        let ended = command.status().expect("the binary runs");
+        assert_eq!(ended.code(), Some(1), "{ended}");
+    }
+}
+
 #[test]
 fn a_signal_to_the_keeper_stops_the_server_in_order() {
     let (place, arguments) = Place::with_disk();

@@ -78,6 +78,19 @@ fn what_is_pinned_stays_whatever_else_is_read() {
     assert_eq!(read(&server, &place, 0, 4 * MIB), 0, "after a restart too");
     let error = refused(&server, &["pin", "disk", "--range", "0..20MiB"]);
     assert!(error.contains("half of the cache"), "{error}");
+    // What is beyond the end was dropped without a word, or kept as a pin of nothing.
+    for range in ["65MiB..66MiB", "63MiB..65MiB", "64MiB.."] {
+        for command in ["pin", "prefetch"] {
+            let error = refused(&server, &[command, "disk", "--range", range]);
+            assert!(error.contains(range) && error.contains("ends at 64 MiB"), "{error}");
+        }
+    }
+    for range in ["65MiB..66MiB", "..1MiB; 63MiB..65MiB"] {
+        let error = refused(&server, &["set", "disk", &format!("pinned={range}")]);
+        assert!(error.contains("beyond the end of volume disk, at 64 MiB"), "{error}");
+    }
+    assert_eq!(server.ask(&["pin", "disk"]).trim(), "4 MiB  ..4MiB");
+    server.ask(&["prefetch", "disk", "--range", "63MiB.."]);
     server.ask(&["pin", "disk", "--remove", "..4MiB"]);
     assert_eq!(server.ask(&["pin", "disk"]).trim(), "nothing is pinned");
     server.stop(&[]);

@@ -219,6 +219,59 @@ fn volumes_come_go_and_get_other_names_without_the_others_noticing() {
     assert!(plan.primary("b")[1 << 20..5 << 20] == noise(2, 4 << 20));
 }
 
+/// Two volumes of one size swapped their names, and the connections of `a` went on as connections
+/// of the other volume: what their clients wrote overwrote its data.
+#[test]
+fn clients_of_volumes_that_swap_their_names_are_disconnected() {
+    let mut plan = Plan::new(&["a", "b"]);
+    plan.cache += "\nwrite_cache_depth = \"1h\"";
+    let server = plan.start();
+    let [mut a, mut b] = ["a", "b"].map(|name| plan.connect(name));
+    a.write(0, &noise(1, MIB as usize), false).expect("it is written");
+    b.write(0, &noise(2, MIB as usize), false).expect("it is written");
+    plan.volumes = vec![("a", "b", ""), ("b", "a", "")];
+    let said = plan.apply(&server);
+    assert!(said.starts_with("a: renamed from b\nb: renamed from a\n"), "{said}");
+    a.write(0, &noise(3, 4096), true).expect_err("its volume has another name");
+    b.read(0, &mut [0; 512]).expect_err("its volume has another name");
+    assert!(read(&mut plan.connect("a"), 0, MIB) == noise(2, 1 << 20));
+    assert!(read(&mut plan.connect("b"), 0, MIB) == noise(1, 1 << 20));
+
+    // A name that goes to a new volume, while the one of before gets another name.
+    plan.place.make("c", 16 * MIB);
+    let [mut a, mut b] = ["a", "b"].map(|name| plan.connect(name));
+    plan.volumes = vec![("a", "c", ""), ("b", "a", ""), ("c", "b", "")];
+    let said = plan.apply(&server);
+    assert!(said.starts_with("a: added\nc: renamed from a\n"), "{said}");
+    a.write(0, &noise(3, 4096), true).expect_err("its volume has another name");
+    assert!(read(&mut b, 0, MIB) == noise(1, 1 << 20), "it is the same volume");
+    assert!(read(&mut plan.connect("a"), 0, MIB) == vec![0; 1 << 20]);
+    assert!(read(&mut plan.connect("c"), 0, MIB) == noise(2, 1 << 20));
+    server.stop(&["--drain"]);
+    assert!(plan.primary("a")[..1 << 20] == noise(1, 1 << 20));
+    assert!(plan.primary("b")[..1 << 20] == noise(2, 1 << 20));
+    assert!(plan.primary("c") == vec![0; 16 << 20]);
+}
+
+/// Two volumes of different sizes that swap their names have not grown.
+#[test]
+fn volumes_that_swap_their_names_keep_their_sizes() {
+    let mut plan = Plan::new(&["a", "b"]);
+    plan.place.make("b", 32 * MIB);
+    let server = plan.start();
+    plan.volumes = vec![("a", "b", ""), ("b", "a", "")];
+    let said = plan.apply(&server);
+    assert!(!said.contains("grown"), "{said}");
+    let sizes: Vec<_> = volumes(&server).into_iter().map(|(name, size, _)| (name, size)).collect();
+    assert_eq!(sizes, [("a".to_owned(), 32 * MIB), ("b".to_owned(), 16 * MIB)]);
+    let file = OpenOptions::new().write(true).open(plan.place.path("a")).expect("it is there");
+    file.set_len(24 * MIB).expect("it grows");
+    plan.volumes = vec![("a", "a", ""), ("b", "b", "")];
+    let said = plan.apply(&server);
+    assert!(said.contains("a: grown from 16 MiB to 24 MiB"), "{said}");
+    server.stop(&[]);
+}
+
 #[test]
 fn a_grown_primary_is_served_whole() {
     let plan = Plan::new(&["a", "b"]);
@@ -760,6 +813,9 @@ fn files_and_disks_follow() {
     plan.volumes.clone_from(&all);
     plan.volumes[0].0 = "z";
     assert!(plan.refused(&server).contains("volume disk is attached as /dev/loop"));
+    plan.volumes[0].0 = "b";
+    plan.volumes[1].0 = "disk";
+    assert!(plan.refused(&server).contains("volume disk is attached as /dev/loop"));
 
     plan.place.make("d", 16 * MIB);
     plan.volumes = vec![("disk", "disk", ""), ("d", "d", ""), ("new", "c", "")];
@@ -885,6 +941,69 @@ fn a_retired_cache_becomes_one_of_another_size() {
         server.ask(&["retire"]);
     }
     server.stop(&[]);
+}
+
+/// A size that cannot be was noticed only by the server that was to make the new cache. By then the
+/// old one was given up and its file was emptied, and no server could open it any more.
+#[test]
+fn a_size_that_no_cache_can_have_changes_nothing() {
+    let mut plan = Plan::new(&["a"]);
+    plan.cache += "\nwrite_cache_depth = \"1h\"";
+    let server = plan.start();
+    let mut a = plan.connect("a");
+    a.write(0, &noise(1, 1 << 20), false).expect("it is written");
+    let pid = server.status()["pid"].clone();
+    let good = plan.cache.clone();
+    let free = rustix::fs::statvfs(plan.place.path("a")).expect("it is there");
+    let too_much = free.f_blocks * free.f_frsize + (1 << 30);
+    let missing = format!("path = {:?}\nsize = \"32MiB\"", plan.place.text("missing/c"));
+    let cases = [
+        (good.replace("64MiB", "1MiB"), "", "1 MiB: the cache device has 1048576 bytes"),
+        (good.replace("64MiB", &too_much.to_string()), "", "there is room for"),
+        (good.replace("64MiB", "32MiB"), "shards = 60", "60 shards need at least"),
+        (missing, "", "missing"),
+    ];
+    for (cache, more, expected) in cases {
+        (plan.cache, plan.more) = (cache, more.to_owned());
+        let said = plan.refused(&server);
+        assert!(said.contains(expected) && said.contains("nothing was changed"), "{said}");
+    }
+    let status = server.status();
+    assert_eq!((&status["pid"], &status["health"]), (&pid, &"good".into()));
+    assert!(status["cache"]["dirty_bytes"].as_u64() >= Some(1 << 20), "nothing was drained");
+    (plan.cache, plan.more) = (good.replace("64MiB", "48MiB"), String::new());
+    plan.apply(&server);
+    assert_eq!(server.status()["cache"]["device_size"], 48 * MIB);
+    assert!(read(&mut a, 0, MIB) == noise(1, 1 << 20));
+    server.stop(&[]);
+}
+
+/// A start with a bad size left a file that is no cache, and the next one refused it.
+#[test]
+fn a_start_after_one_with_a_bad_size_finds_the_cache_that_was_given_up() {
+    let mut plan = Plan::new(&["a"]);
+    let server = plan.start();
+    plan.connect("a").write(0, &noise(1, 1 << 20), false).expect("it is written");
+    server.ask(&["retire"]);
+    server.stop(&[]);
+    let good = plan.cache.clone();
+    for bad in ["1MiB", "4000TiB"] {
+        plan.cache = good.replace("64MiB", bad);
+        let arguments = ["serve".to_owned(), format!("--config={}", plan.write())];
+        let said = plan.place.refuse(&arguments);
+        assert!(said.contains("cache"), "{said}");
+        assert_eq!(plan.primary("cache.img").len(), 64 << 20, "{said}");
+    }
+    plan.cache = good.replace("64MiB", "48MiB");
+    let server = plan.start();
+    assert_eq!(server.status()["cache"]["device_size"], 48 * MIB);
+    assert!(read(&mut plan.connect("a"), 0, MIB) == noise(1, 1 << 20));
+    server.stop(&[]);
+    // Nor is a file emptied that was never a cache.
+    fs::write(plan.place.path("other"), noise(2, 2 << 20)).expect("it is written");
+    plan.cache = format!("path = {:?}\nsize = \"48MiB\"", plan.place.text("other"));
+    plan.place.refuse(&["serve".to_owned(), format!("--config={}", plan.write())]);
+    assert!(plan.primary("other") == noise(2, 2 << 20));
 }
 
 /// A volume that was added has been written when the server dies: the configuration of before does

@@ -150,3 +150,15 @@ fn a_refused_start_leaves_no_file_behind() {
     assert!(place.path("cache.img").exists(), "one that was there stays");
     stop(place.start(&arguments));
 }
+
+/// The message asked for a size, which was given.
+#[test]
+fn a_cache_below_a_directory_that_is_missing_is_told_from_one_without_a_size() {
+    let (place, mut arguments) = Place::with_disk();
+    arguments[2] = format!("--cache={},size=32MiB", place.text("missing/cache.img"));
+    let said = place.refuse(&arguments);
+    assert!(said.contains("/missing does not exist; create it"), "{said}");
+    arguments[2] = format!("--cache={}", place.text("cache.img"));
+    let said = place.refuse(&arguments);
+    assert!(said.contains("it does not exist; to create a file, give it a size"), "{said}");
+}

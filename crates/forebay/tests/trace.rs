@@ -231,6 +231,14 @@ fn simulate_prints_a_table_and_json() {
     }
     let small = refused(2, &["simulate", &cut, "--size=4KiB"]);
     assert!(small.contains("4 KiB") && small.contains("32 KiB"), "{small}");
+    for (large, what) in [
+        (&["--size=99999GiB"][..], "a cache of 97.7 TiB is too large"),
+        (&["--size=1MiB", "--ram=99TiB"], "a RAM tier of 99 TiB is too large"),
+        (&["--size=1MiB", "--ram=15TiB", "--compress=16"], "a RAM tier of 15 TiB is too large"),
+    ] {
+        let said = refused(2, &[&["simulate", &cut], large].concat());
+        assert!(said.contains(what) && said.contains("is the most"), "{said}");
+    }
     assert!(refused(2, &["simulate", &cut, "--size=0%"]).contains("\"0%\""));
     assert!(refused(2, &["simulate", &cut, "--policy=arc"]).contains("frequency"));
     assert!(refused(2, &["simulate", &cut, "--policy=adaptive"]).contains("lru"));

@@ -128,7 +128,10 @@ fn a_program_that_cannot_take_over_changes_nothing() {
     nbd.write(0, &noise(3, 8192), true).expect("it is written");
     let script = |name: &str, text: &str| program(&place, name, text.as_bytes());
     let cases = [
-        (script("ends", "#!/bin/sh\nexit 3\n"), "exit code 3"),
+        (
+            script("ends", "#!/bin/sh\nexit 3\n"),
+            "exit code 3 without a word; it is perhaps no program",
+        ),
         (script("panics", "#!/bin/sh\nkill -ABRT $$\n"), "SIGABRT"),
         (script("talks", "#!/bin/sh\necho nonsense >&0\nsleep 60\n"), "expected"),
         (program(&place, "garbage", &noise(1, 4096)), "Exec format error"),

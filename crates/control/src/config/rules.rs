@@ -10,6 +10,9 @@ use crate::access::user_number;
 /// Rules, in their order.
 pub type RuleList = TextList<RequestRule>;
 
+/// Longest name of a process that the kernel keeps, in bytes (proc(5), `comm`).
+const PROCESS_BYTES_MAX: usize = 15;
+
 impl ListItem for RequestRule {}
 
 impl RuleList {
@@ -33,7 +36,8 @@ impl RuleList {
 }
 
 impl Config {
-    /// Checks that there are not too many rules, and that their volumes exist.
+    /// Checks that there are not too many rules, that their volumes exist, and that their names of
+    /// processes are not too long to match any.
     ///
     /// # Errors
     /// Names the first rule that is wrong.
@@ -49,6 +53,20 @@ impl Config {
                 let names: Vec<_> = self.volumes.iter().map(|one| one.name.as_str()).collect();
                 let hint = format!("use one of: {}", names.join(", "));
                 let what = format!("no volume has the name in {:?}", rule.to_string());
+                return Err(invalid("cache.rules", what, &hint));
+            }
+            let is_long = |test: &SenderTest| match test {
+                SenderTest::Process(name) => {
+                    name.strip_suffix('*').unwrap_or(name).len() > PROCESS_BYTES_MAX
+                }
+                _ => false,
+            };
+            if rule.sender.iter().any(is_long) {
+                let what = format!("no process can have the name in {:?}", rule.to_string());
+                let hint = format!(
+                    "names have {PROCESS_BYTES_MAX} bytes at most: see /proc/PID/comm, or use \
+                     executable="
+                );
                 return Err(invalid("cache.rules", what, &hint));
             }
         }
@@ -94,6 +112,18 @@ mod tests {
         config.cache.rules.add("cache volume=vm").expect("a rule");
         let error = config.check_rules().expect_err("there is no vm").to_string();
         assert!(error.contains("volume=vm") && error.contains("use one of: db"), "{error}");
+        for (name, fits) in [
+            ("fifteen-bytes-x", true),
+            ("fifteen-bytes-x*", true),
+            ("sixteen-bytes-xy", false),
+            ("sixteen-bytes-xy*", false),
+        ] {
+            config.cache.rules = RuleList::default();
+            config.cache.rules.add(&format!("bypass process={name}")).expect("a rule");
+            let checked = config.check_rules().map_err(|error| error.to_string());
+            assert_eq!(checked.is_ok(), fits, "{checked:?}");
+            assert!(fits || checked.is_err_and(|error| error.contains("15 bytes at most")));
+        }
         config.cache.rules = RuleList::default();
         (0..=RULES_MAX).for_each(|_| config.cache.rules.add("cache").expect("a rule"));
         assert!(config.check_rules().expect_err("too many").to_string().contains("65 rules"));

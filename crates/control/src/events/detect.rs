@@ -1,7 +1,7 @@
 //! Finds events: compares the pool with what it was a second ago. A counter that grew in between
 //! tells also what has ended since.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_engine::{Health, Stats};
 
@@ -145,16 +145,21 @@ fn settings(pool: &PoolSnapshot) -> BTreeMap<(Option<String>, &'static str), Str
     all.map(|one| ((one.volume.clone(), one.spec.key), one.value.clone())).collect()
 }
 
+/// Settings with another value. Those without one are not in the maps.
 fn changed(
     before: &BTreeMap<(Option<String>, &'static str), String>,
     now: &BTreeMap<(Option<String>, &'static str), String>,
     news: &mut Vec<News>,
 ) {
-    for ((volume, key), value) in now {
-        let Some(old) = before.get(&(volume.clone(), *key)).filter(|old| *old != value) else {
+    let all: BTreeSet<_> = before.keys().chain(now.keys()).collect();
+    for setting in all {
+        let (old, value) = (before.get(setting), now.get(setting));
+        if old == value {
             continue;
-        };
-        let text = format!("{key} was changed from {old} to {value}");
+        }
+        let (volume, key) = setting;
+        let shown = |value: Option<&String>| value.map_or("none", String::as_str).to_owned();
+        let text = format!("{key} was changed from {} to {}", shown(old), shown(value));
         let one = News::new("setting-changed", Severity::Info, text, "").about(key);
         news.push(volume.as_ref().map_or(one.clone(), |volume| one.of(volume)));
     }
@@ -415,6 +420,22 @@ mod tests {
         for (kind, change) in cases {
             assert_eq!(after(change), [kind]);
         }
+    }
+
+    /// A setting that had no value, or has none any more, was never told of.
+    #[test]
+    fn a_setting_that_gets_or_loses_its_value_is_told() {
+        let mut detector = Detector::default();
+        let (before, mut after) = (pool(), pool());
+        let mut config = Config::defaults(1);
+        config.volumes[0].dirty_limit = Some("20%".parse().expect("a share"));
+        after.settings = in_force(&config);
+        let mut texts = Vec::new();
+        for pool in [&before, &after, &before] {
+            texts.extend(detector.look(pool, &[]).into_iter().map(|news| news.text));
+        }
+        let expected = ["none to 20%", "20% to none"];
+        assert_eq!(texts, expected.map(|how| format!("dirty_limit was changed from {how}")));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::rejection::JsonRejection;
+use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{Path as Segment, Query, State};
 use axum::http::HeaderMap;
 use axum::response::sse::{Event as Message, KeepAlive, Sse};
@@ -32,13 +32,14 @@ pub(super) struct Asked {
 
 /// The remembered events, oldest first; with `after`, those with a higher number.
 #[utoipa::path(get, path = "/v1/events", params(("after" = Option<u64>, Query)),
-    responses((status = 200, body = EventList)))]
+    responses((status = 200, body = EventList), (status = 400, body = ErrorBody)))]
 pub(super) async fn events(
     State(shared): State<Shared>,
-    Query(asked): Query<Asked>,
-) -> Json<EventList> {
+    asked: Result<Query<Asked>, QueryRejection>,
+) -> Answer<Json<EventList>> {
+    let Query(asked) = asked?;
     let events = shared.monitor.events().list(asked.after.unwrap_or(0));
-    Json(EventList { events })
+    Ok(Json(EventList { events }))
 }
 
 /// Acknowledges an event, in the name of a person or a program. Others see who it was.
@@ -64,12 +65,13 @@ pub(super) async fn acknowledge(
 /// that are remembered.
 #[utoipa::path(get, path = "/v1/events/stream", params(("after" = Option<u64>, Query)),
     responses((status = 200, body = String, content_type = "text/event-stream"),
-    (status = 503, body = ErrorBody)))]
+    (status = 400, body = ErrorBody), (status = 503, body = ErrorBody)))]
 pub(super) async fn stream(
     State(shared): State<Shared>,
     headers: HeaderMap,
-    Query(asked): Query<Asked>,
+    asked: Result<Query<Asked>, QueryRejection>,
 ) -> Answer<Sse<impl Stream<Item = Result<Message, Infallible>>>> {
+    let Query(asked) = asked?;
     Ok(followed(&shared, start(&headers, &asked), false)?)
 }
 
@@ -77,12 +79,13 @@ pub(super) async fn stream(
 /// second, and the drains.
 #[utoipa::path(get, path = "/v1/stream", params(("after" = Option<u64>, Query)),
     responses((status = 200, body = String, content_type = "text/event-stream"),
-    (status = 503, body = ErrorBody)))]
+    (status = 400, body = ErrorBody), (status = 503, body = ErrorBody)))]
 pub(super) async fn everything(
     State(shared): State<Shared>,
     headers: HeaderMap,
-    Query(asked): Query<Asked>,
+    asked: Result<Query<Asked>, QueryRejection>,
 ) -> Answer<Sse<impl Stream<Item = Result<Message, Infallible>>>> {
+    let Query(asked) = asked?;
     Ok(followed(&shared, start(&headers, &asked), true)?)
 }
 

@@ -1,6 +1,7 @@
 //! The statistics of a window.
 
 use axum::Json;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use serde::Deserialize;
 
@@ -21,8 +22,9 @@ pub(super) struct Asked {
     (status = 503, body = ErrorBody)))]
 pub(super) async fn statistics(
     State(shared): State<Shared>,
-    Query(asked): Query<Asked>,
+    asked: Result<Query<Asked>, QueryRejection>,
 ) -> Answer<Json<StatisticsStatus>> {
+    let Query(asked) = asked?;
     let window = window(asked.window.as_deref())?;
     ask(move || Ok(Json(shared.monitor.statistics(window)?))).await
 }

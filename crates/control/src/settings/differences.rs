@@ -2,7 +2,7 @@
 //! second: by changes that it makes at once, or by handing over to a server that starts with the
 //! second.
 
-use crate::config::Config;
+use crate::config::{Config, location};
 
 use super::{Change, NewValue, Online, Spec, TABLE};
 
@@ -74,21 +74,25 @@ pub enum Way {
 }
 
 impl Differences {
-    /// What differs between `from` and `to`. A volume whose primary has another name in `to` is
-    /// renamed.
+    /// What differs between `from` and `to`. A volume is where its primary is: one whose primary
+    /// has another name in `to` is renamed, also if two swap their names. Only a primary that `to`
+    /// does not have leaves its name to another one.
     #[must_use]
     pub fn between(from: &Config, to: &Config) -> Self {
-        let has = |config: &Config, name: &str| config.volumes.iter().any(|v| v.name == name);
+        let places = |config: &Config| -> Vec<String> {
+            config.volumes.iter().map(|volume| location(&volume.primary)).collect()
+        };
+        let (old, new) = (places(from), places(to));
         let mut volumes = Vec::new();
         let mut pairs = Vec::new();
         for (at, volume) in to.volumes.iter().enumerate() {
             let name = &volume.name;
-            let same = from.volumes.iter().position(|one| one.name == *name);
-            let renamed = || {
-                let is = |one: &crate::config::VolumeConfig| one.primary == volume.primary;
-                from.volumes.iter().position(|one| is(one) && !has(to, &one.name))
+            let same = old.iter().position(|place| *place == new[at]);
+            let replaced = || {
+                let named = from.volumes.iter().position(|one| one.name == *name);
+                named.filter(|&before| !new.contains(&old[before]))
             };
-            let before = same.or_else(renamed);
+            let before = same.or_else(replaced);
             pairs.extend(before.map(|before| (before, at)));
             let change = match before.map(|before| &from.volumes[before].name) {
                 None => VolumeChange::Added,
@@ -104,6 +108,19 @@ impl Differences {
             change: VolumeChange::Removed,
         }));
         Self { volumes, settings: settings(from, to, &pairs) }
+    }
+
+    /// The name that the volume `name` of the second configuration has in the first one; `None` if
+    /// that does not have it.
+    #[must_use]
+    pub fn before<'a>(&'a self, name: &'a str) -> Option<&'a str> {
+        let of = |one: &'a VolumeDifference| match &one.change {
+            VolumeChange::Added => Some(None),
+            VolumeChange::Renamed(before) => Some(Some(before.as_str())),
+            VolumeChange::Removed | VolumeChange::Grown(..) => None,
+        };
+        let mut own = self.volumes.iter().filter(|one| one.volume == name);
+        own.find_map(of).unwrap_or(Some(name))
     }
 
     /// Whether nothing differs.
@@ -239,14 +256,40 @@ mod tests {
         assert!(matches!(all.way(), Ok(Way::HandOver)));
     }
 
-    /// Two volumes that swap their names are not renamed: each name has another primary.
+    fn changes(from: &Config, to: &Config) -> Vec<(String, VolumeChange)> {
+        let all = Differences::between(from, to).volumes.into_iter();
+        all.map(|one| (one.volume, one.change)).collect()
+    }
+
+    /// Each volume that swaps its name goes on with its primary under the other name. They were
+    /// taken for volumes with other primaries, and their clients stayed with the names.
     #[test]
-    fn swapped_names_are_other_primaries() {
-        let now = config("", &[("a", ""), ("b", "")]);
+    fn volumes_that_swap_their_names_are_renamed() {
+        let now = config("", &[("a", ""), ("b", "mode = \"write-around\"")]);
         let new = config("", &[("a", "primary = \"/p/b\""), ("b", "primary = \"/p/a\"")]);
         let all = Differences::between(&now, &new);
-        assert!(all.volumes.is_empty());
+        let renamed = |to: &str, from: &str| (to.into(), VolumeChange::Renamed(from.into()));
+        assert_eq!(changes(&now, &new), [renamed("a", "b"), renamed("b", "a")]);
+        assert_eq!((all.before("a"), all.before("b")), (Some("b"), Some("a")));
         let names: Vec<_> = all.settings.iter().map(Difference::name).collect();
-        assert_eq!(names, ["volume \"a\": primary", "volume \"b\": primary"]);
+        assert_eq!(names, ["volume \"a\": mode"]);
+    }
+
+    #[test]
+    fn a_name_goes_to_another_volume() {
+        let now = config("", &[("a", ""), ("b", "")]);
+        let new = config("", &[("a", "primary = \"/p/b\"")]);
+        let taken = [
+            ("a".to_owned(), VolumeChange::Renamed("b".to_owned())),
+            ("a".to_owned(), VolumeChange::Removed),
+        ];
+        assert_eq!(changes(&now, &new), taken);
+        let new = config("", &[("a", "primary = \"/p/c\""), ("c", "primary = \"/p/a\"")]);
+        let all = Differences::between(&now, &new);
+        assert_eq!(all.volumes[0].change, VolumeChange::Added);
+        assert_eq!((all.before("a"), all.before("c")), (None, Some("a")));
+        // No other volume has the primary of before: this one has another primary.
+        let new = config("", &[("a", "primary = \"/p/c\""), ("b", "")]);
+        assert_eq!(changes(&now, &new), []);
     }
 }

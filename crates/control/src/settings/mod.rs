@@ -464,11 +464,12 @@ fn unknown(key: &str) -> String {
     if Spec::online().any(|spec| spec.key == key) {
         return format!("{key} is a setting of a volume; name the volume");
     }
-    if TABLE.iter().any(|spec| spec.key == key) {
-        return format!(
-            "{key} cannot be changed while serving, only {known}; change the configuration, \
-             and restart"
-        );
+    if let Some(spec) = TABLE.iter().find(|spec| spec.key == key) {
+        let remedy = match spec.online {
+            Online::Restart => "change the configuration, and restart",
+            _ => "change the configuration, and apply it (forebay apply FILE)",
+        };
+        return format!("{key} cannot be set while serving, only {known}; {remedy}");
     }
     format!("unknown setting {key:?}; use one of: {known}")
 }

@@ -202,7 +202,11 @@ fn settle_size(file: &File, name: &str, mode: OpenMode, is_block: bool) -> Resul
     let size = match mode.create_size {
         Some(wanted) if found == 0 && !is_block && !mode.read_only => {
             check_size(name, wanted)?;
-            allocate(file, wanted).map_err(failed)?;
+            allocate(file, wanted).or_else(|error| {
+                // A part may be allocated: it would be taken for a file of another size.
+                file.set_len(0).map_err(failed)?;
+                Err(failed(error))
+            })?;
             wanted
         }
         Some(wanted) if found != wanted && !is_block => {

@@ -3,10 +3,12 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
+use anyhow::bail;
 use clap::Args;
 use forebay_control::api::VolumeStatus;
 use forebay_control::config::Pin;
-use forebay_policy::read_range;
+use forebay_control::units::Size;
+use forebay_policy::{range_text, read_range};
 
 use crate::disk::extents;
 
@@ -30,12 +32,18 @@ impl Places {
         self.ranges.is_empty() && self.files.is_empty()
     }
 
-    /// The places on a volume: each file under its path, each range by itself.
+    /// The places on a volume: each file under its path, each range by itself. A range without an
+    /// end goes to that of the volume.
     pub fn on(&self, volume: &VolumeStatus) -> anyhow::Result<Vec<Pin>> {
-        let end = |range: &Range<u64>| range.start..range.end.min(volume.size);
-        let ranges = self.ranges.iter().map(end).filter(|range| !range.is_empty());
-        let mut all: Vec<Pin> =
-            ranges.map(|range| Pin { name: None, ranges: vec![range] }).collect();
+        let mut all = Vec::new();
+        for range in &self.ranges {
+            let end = if range.end == u64::MAX { volume.size } else { range.end };
+            if range.start >= volume.size || end > volume.size {
+                let (shown, name, size) = (range_text(range), &volume.name, Size(volume.size));
+                bail!("--range {shown}: volume {name} ends at {size}; use a range up to there");
+            }
+            all.push(Pin { name: None, ranges: std::iter::once(range.start..end).collect() });
+        }
         for path in &self.files {
             let ranges = extents::of_file(path, volume, self.device.as_deref())?;
             let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());

@@ -1,12 +1,12 @@
 //! `forebay stop`: asks the server to stop, and waits until it has.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
+use forebay_control::api::StopStatus;
 use forebay_control::units::Size;
 use forebay_control::{Client, ClientError};
-use forebay_engine::DRAIN_PATIENCE;
 
 use crate::client::Daemon;
 use crate::output;
@@ -24,72 +24,78 @@ pub struct StopArgs {
     pub daemon: Daemon,
 }
 
-/// Interval between two queries for the server's status.
+/// Interval between two queries.
 const PERIOD: Duration = Duration::from_millis(100);
-/// A drain counts as abandoned if it made no progress for the server's patience, less this.
-const SLACK: Duration = Duration::from_secs(5);
 
 /// Stops the server.
 pub fn run(args: &StopArgs) -> anyhow::Result<()> {
     let client = args.daemon.client();
     client.stop(args.drain)?;
-    let left = wait(&client);
-    let (dirty_bytes, lost_bytes) = (left.dirty, left.lost);
+    let stopped = wait(&client);
+    let StopStatus { dirty_bytes, lost_bytes } = stopped.left;
+    let rest = Size(dirty_bytes.saturating_sub(lost_bytes));
     if args.json {
-        let stopped = serde_json::json!({ "dirty_bytes": dirty_bytes, "lost_bytes": lost_bytes });
-        output::line(&stopped.to_string())?;
-    } else {
+        output::line(&serde_json::to_string(&stopped.left)?)?;
+    } else if stopped.is_told || !args.drain {
         output::line("stopped")?;
     }
-    let lost = format!("{} are lost: the cache cannot read them back", Size(lost_bytes));
-    let rest = Size(dirty_bytes - lost_bytes);
-    if args.drain && left.given_up && dirty_bytes > lost_bytes {
+    if !args.drain {
+        return Ok(());
+    }
+    if stopped.given_up && rest.0 > 0 {
         bail!("not all is drained: a signal to the server ended the drain; {rest} may be left");
     }
-    match (args.drain, dirty_bytes - lost_bytes, lost_bytes) {
-        (false, ..) | (_, 0, 0) => Ok(()),
-        (_, 0, _) => bail!("not all is drained: {lost}"),
-        (_, _, 0) => bail!("not all is drained: {rest} stay in the cache; {SEE_LOG}"),
+    if !stopped.is_told {
+        bail!(
+            "the server ended without telling whether all is drained: {rest} were left when it \
+             last answered; the next start finds what is in the cache; see its log"
+        );
+    }
+    let lost = format!("{} are lost: the cache cannot read them back", Size(lost_bytes));
+    match (rest.0, lost_bytes) {
+        (0, 0) => Ok(()),
+        (0, _) => bail!("not all is drained: {lost}"),
+        (_, 0) => bail!("not all is drained: {rest} stay in the cache; {SEE_LOG}"),
         _ => bail!("not all is drained: {rest} stay in the cache, {lost}; {SEE_LOG}"),
     }
 }
 
 const SEE_LOG: &str = "the server's log says of which volume and why";
 
-/// Bytes left in the cache by a stop.
-#[derive(Clone, Copy, Default)]
-struct Left {
-    dirty: u64,
-    lost: u64,
+/// The end of a server.
+struct Stopped {
+    /// What is left in the cache: what the server has told at its end, or what was left at the last
+    /// query before it.
+    left: StopStatus,
+    /// Whether the server has told it.
+    is_told: bool,
     /// Whether a signal ended the drain.
     given_up: bool,
 }
 
-/// Waits until the server no longer answers, showing the dirty bytes; returns the bytes left. If
-/// their number was still falling at the last query, all that could be read has been written since.
-fn wait(client: &Client) -> Left {
+/// Waits until the server no longer answers, showing the dirty bytes.
+fn wait(client: &Client) -> Stopped {
     let bar = output::bar(0);
-    let (mut last, mut since) = (Left::default(), Instant::now());
+    let left = StopStatus { dirty_bytes: 0, lost_bytes: 0 };
+    let mut stopped = Stopped { left, is_told: false, given_up: false };
     loop {
         match client.status() {
             Err(ClientError::NotRunning(_)) => break,
             // During its exit the server may be too busy to answer, or hang up in the middle.
             Err(_) => {}
             Ok(status) => {
-                let (dirty, lost) = (status.cache.dirty_bytes, status.cache.fenced_bytes);
-                if dirty != last.dirty {
-                    since = Instant::now();
-                }
-                let given_up = status.drain_given_up;
-                last = Left { dirty, lost: lost.min(dirty), given_up };
-                output::show_left(&bar, dirty);
+                let (dirty_bytes, lost) = (status.cache.dirty_bytes, status.cache.fenced_bytes);
+                stopped.left = StopStatus { dirty_bytes, lost_bytes: lost.min(dirty_bytes) };
+                stopped.given_up = status.drain_given_up;
+                output::show_left(&bar, dirty_bytes);
             }
+        }
+        // Asked from the beginning, so that the server knows that somebody waits for it.
+        if let Ok(left) = client.left() {
+            (stopped.left, stopped.is_told) = (left, true);
         }
         std::thread::sleep(PERIOD);
     }
     bar.finish_and_clear();
-    if !last.given_up && since.elapsed() + SLACK < DRAIN_PATIENCE {
-        last.dirty = last.lost;
-    }
-    last
+    stopped
 }

@@ -2,6 +2,7 @@
 //! the system. Reads only. Every path is below a [`Host`], so that tests bring their own.
 
 pub mod devices;
+pub mod overlap;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -21,6 +21,9 @@ const READY_PATIENCE: Duration = Duration::from_secs(60);
 /// A program that dies before it has served for this long is replaced by the one before it.
 const TRIAL: Duration = Duration::from_secs(10);
 
+/// The hint about a program that tells nothing.
+const NO_WORD: &str = "it is perhaps no program of Forebay";
+
 /// A process that shall take over.
 pub struct Successor {
     pub upgrade: Upgrade,
@@ -75,7 +78,7 @@ impl Successor {
                     }
                     None => {
                         let seconds = PREPARE_PATIENCE.as_secs();
-                        return Progress::Unable(format!("no answer in {seconds} s"));
+                        return Progress::Unable(format!("no answer in {seconds} s; {NO_WORD}"));
                     }
                 },
             };
@@ -89,7 +92,9 @@ impl Successor {
                 Event::Message(Message::Unable { why }, _) => return Progress::Unable(why),
                 Event::Message(..) => {}
                 Event::Broken(error) => return Progress::Unable(error.to_string()),
-                Event::Exited(status) => return Progress::Unable(told(status)),
+                Event::Exited(status) => {
+                    return Progress::Unable(format!("{} without a word; {NO_WORD}", told(status)));
+                }
             }
         }
     }

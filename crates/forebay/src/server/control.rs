@@ -11,8 +11,9 @@ use forebay_control::settings::{self, Change, Differences, NewValue, Online, Spe
 use forebay_control::units::Size;
 use forebay_control::{
     Application, ClientSnapshot, ControlError, ControlErrorKind, DiskSnapshot, Keeper, Latency,
-    PoolControl, PoolSnapshot, PrefetchSnapshot, PrefetchTarget, PrimaryHealth, SettingSnapshot,
-    ShardSnapshot, TraceSnapshot, TraceTarget, UpgradeSnapshot, VolumeSnapshot, Wanted,
+    LeftSnapshot, PoolControl, PoolSnapshot, PrefetchSnapshot, PrefetchTarget, PrimaryHealth,
+    SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget, UpgradeSnapshot, VolumeSnapshot,
+    Wanted,
 };
 use forebay_engine::Health;
 use forebay_runtime::{
@@ -25,9 +26,10 @@ use crate::disk::loops;
 use crate::server::disks::Disks;
 use crate::server::history;
 use crate::server::kept::Kept;
+use crate::server::last_word::LastWord;
 use crate::server::mount::MountPoint;
 use crate::server::prefetch::Prefetch;
-use crate::server::reconfigure::Reconfiguration;
+use crate::server::reconfigure::{Reconfiguration, size_of};
 use crate::server::recording::Trace;
 use crate::server::rules;
 use crate::server::serve::Order;
@@ -88,6 +90,7 @@ pub struct Running {
     /// Whether the drain before the stop was abandoned, and whether a client has been told.
     given_up: AtomicBool,
     told: AtomicBool,
+    last_word: LastWord,
     mount: Option<Arc<MountPoint>>,
     disks: Arc<Disks>,
     upgrades: Arc<Upgrades>,
@@ -121,6 +124,7 @@ impl Running {
             stopping,
             given_up,
             told,
+            last_word: LastWord::default(),
             mount: reconfiguration.mount.clone(),
             disks: Arc::clone(&reconfiguration.disks),
             upgrades: Arc::clone(&reconfiguration.upgrades),
@@ -173,6 +177,11 @@ impl Running {
     /// Whether a client has queried the status since then.
     pub fn has_told(&self) -> bool {
         self.told.load(Ordering::Relaxed)
+    }
+
+    /// What a stop has left, for whoever asks.
+    pub fn last_word(&self) -> &LastWord {
+        &self.last_word
     }
 
     /// The index of the named volume in the registry.
@@ -333,6 +342,10 @@ impl Running {
             };
             spec.restore(&mut config, place, value)
                 .map_err(|what| invalid(format!("{}: {what}", spec.key)))?;
+            if matches!(spec.online, Online::Pins) {
+                let (volume, size) = (&config.volumes[place], self.facts.volumes[place].size);
+                rules::check_pins(&volume.pinned, &volume.name, size).map_err(invalid)?;
+            }
             let value = spec.text(&config, place).unwrap_or_default();
             let configured = configured.unwrap_or_default();
             kept.push(Wish { volume: id, spec, value, configured });
@@ -427,12 +440,13 @@ impl PoolControl for Running {
     fn apply(&self, wanted: &Wanted, dry_run: bool) -> Result<Application, ControlError> {
         let config = &wanted.config;
         // Before the lock: a primary on a network may take long to tell.
-        let grown = self.reconfiguration.grown(config);
+        let sizes: Vec<_> = config.volumes.iter().map(|one| size_of(&one.primary)).collect();
         let mut in_force = locked(&self.in_force);
         if !dry_run {
             self.reconfiguration.refuse_under_way()?;
         }
         let mut differences = Differences::between(&self.comparable(&in_force, config), config);
+        let grown = self.reconfiguration.grown(config, &differences, &sizes);
         differences.volumes.extend(grown);
         let way = differences.way().map_err(|what| {
             let hint = "nothing was changed; restart the server with this configuration";
@@ -447,7 +461,7 @@ impl PoolControl for Running {
                 None
             }
             Way::HandOver | Way::NewCache => {
-                self.reconfiguration.check(wanted, &differences)?;
+                self.reconfiguration.check(wanted, &differences, &way)?;
                 let begin = || self.reconfiguration.begin(wanted, &differences, &way);
                 (!dry_run).then(begin).transpose()?
             }
@@ -605,6 +619,10 @@ impl PoolControl for Running {
             ControlError::new(kind, "the server is stopping already", "wait until it has")
         };
         self.stop.send(Order::Stop { drain }).map_err(gone)
+    }
+
+    fn left(&self) -> Option<LeftSnapshot> {
+        self.last_word.ask()
     }
 
     fn upgrade(&self, program: &Path) -> Result<UpgradeSnapshot, ControlError> {

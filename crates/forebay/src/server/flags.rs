@@ -42,7 +42,10 @@ impl FromStr for CacheFlag {
             })?;
             let key = setting("cache", "size");
             key.check(value)?;
-            size = Some(value.parse::<Size>().map_err(|error| error.to_string())?);
+            let before = size.replace(value.parse::<Size>().map_err(|error| error.to_string())?);
+            if before.is_some() {
+                return Err("size is given twice; use one of them".to_owned());
+            }
         }
         Ok(Self { path, size })
     }
@@ -285,6 +288,8 @@ mod tests {
         assert!(config_of(&["--primary=p"]).expect_err("no cache").contains("--cache"));
         let message = config_of(&["--primary=p", "--cache=c,sise=1", "--nbd=unix:s"]);
         assert!(message.expect_err("no such option").contains("size=SIZE"));
+        let message = config_of(&["--primary=p", "--cache=c,size=1GiB,size=2GiB", "--nbd=unix:s"]);
+        assert!(message.expect_err("two sizes").contains("size is given twice"));
     }
 
     #[test]

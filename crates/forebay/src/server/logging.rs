@@ -1,6 +1,7 @@
 //! The server's log: structured, to standard error, for people or for machines. `FOREBAY_LOG`
 //! selects the lines, in the syntax of tracing's filters: `info`, `debug`, or a module's path and a
-//! level.
+//! level. A line that standard error does not take is lost: a full disk below a log file, or a
+//! reader that has ended, must not end the service.
 
 use std::io::IsTerminal;
 
@@ -27,7 +28,9 @@ pub fn start(format: LogFormat) -> anyhow::Result<()> {
         Err(_) => EnvFilter::new("info"),
     };
     let terminal = std::io::stderr().is_terminal();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Errors of the log would be reported with `eprintln!`, which panics if it fails too.
+    let log = tracing_subscriber::fmt().log_internal_errors(false);
+    let log = log.with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         LogFormat::Text => log.with_ansi(terminal).with_target(false).init(),
         LogFormat::Json => log.json().flatten_event(true).init(),

@@ -12,6 +12,7 @@ mod events;
 pub mod flags;
 mod history;
 mod kept;
+mod last_word;
 mod left_clients;
 mod logging;
 mod mount;

@@ -20,7 +20,9 @@ use forebay_engine::{DrainProgress, Mode, Setting};
 use forebay_runtime::{Pool, StateDir, VolumeStats};
 
 use crate::disk::loops;
+use crate::host::overlap;
 use crate::server::applying::Applying;
+use crate::server::cache::size;
 use crate::server::control::locked;
 use crate::server::disks::Disks;
 use crate::server::mount::MountPoint;
@@ -90,12 +92,18 @@ impl Reconfiguration {
         }
     }
 
-    /// The volumes whose primaries have become larger.
-    pub fn grown(&self, wanted: &Config) -> Vec<VolumeDifference> {
-        let served = self.pool.registry().volumes();
-        let grown = wanted.volumes.iter().filter_map(|volume| {
-            let before = served.iter().find(|one| one.name == volume.name)?.info.size;
-            let now = size_of(&volume.primary).filter(|&now| now > before)?;
+    /// The volumes that have become larger; `sizes` are those of their primaries now.
+    pub fn grown(
+        &self,
+        wanted: &Config,
+        differences: &Differences,
+        sizes: &[Option<u64>],
+    ) -> Vec<VolumeDifference> {
+        let volumes = wanted.volumes.iter().zip(sizes);
+        let grown = volumes.filter_map(|(volume, size)| {
+            let place = self.place(differences.before(&volume.name)?)?;
+            let before = self.pool.registry().volumes()[place].info.size;
+            let now = size.filter(|&now| now > before)?;
             let change = VolumeChange::Grown(before, now);
             Some(VolumeDifference { volume: volume.name.clone(), change })
         });
@@ -106,8 +114,21 @@ impl Reconfiguration {
     ///
     /// # Errors
     /// What hinders it.
-    pub fn check(&self, wanted: &Wanted, differences: &Differences) -> Result<(), ControlError> {
+    pub fn check(
+        &self,
+        wanted: &Wanted,
+        differences: &Differences,
+        way: &Way,
+    ) -> Result<(), ControlError> {
         self.check_source(wanted)?;
+        let invalid = |error: anyhow::Error| {
+            let (what, hint) = (format!("{error:#}"), "nothing was changed");
+            ControlError::new(ControlErrorKind::Invalid, what, hint)
+        };
+        overlap::check(&wanted.config).map_err(invalid)?;
+        if matches!(way, Way::NewCache) {
+            size::check(&wanted.config).map_err(invalid)?;
+        }
         self.upgrades.check()?;
         if self.mount.as_ref().is_some_and(|mount| !mount.lasts()) {
             let what = "the requests of the mount cannot be handed over".to_owned();
@@ -115,10 +136,12 @@ impl Reconfiguration {
         }
         for VolumeDifference { volume, change } in &differences.volumes {
             let name = match change {
-                VolumeChange::Renamed(before) => before,
-                _ => volume,
+                VolumeChange::Removed => Some(volume.as_str()),
+                _ => differences.before(volume),
             };
-            let Some(place) = self.place(name) else { continue };
+            let Some((name, place)) = name.and_then(|name| Some((name, self.place(name)?))) else {
+                continue;
+            };
             let by_ublk = self.disks.device(place);
             let by_fuse = || {
                 let file = self.mount.as_ref().map(|mount| mount.file(name));
@@ -225,15 +248,8 @@ impl Reconfiguration {
 
     /// The ids of the volumes that stay, with their names in the new configuration.
     fn ids(&self, wanted: &Config, differences: &Differences) -> Vec<(VolumeId, String)> {
-        let before = |name: &str| {
-            let renamed = differences.volumes.iter().find(|one| one.volume == name);
-            match renamed.map(|one| &one.change) {
-                Some(VolumeChange::Renamed(before)) => before.clone(),
-                _ => name.to_owned(),
-            }
-        };
         let volumes = wanted.volumes.iter().filter_map(|volume| {
-            let place = self.place(&before(&volume.name))?;
+            let place = self.place(differences.before(&volume.name)?)?;
             Some((self.pool.registry().volumes()[place].id, volume.name.clone()))
         });
         volumes.collect()
@@ -349,7 +365,7 @@ fn while_leaving(mode: Mode) -> Mode {
 }
 
 /// The size of a primary now; `None` if it cannot be told.
-fn size_of(primary: &str) -> Option<u64> {
+pub fn size_of(primary: &str) -> Option<u64> {
     match primary_size(primary) {
         Ok(Some(size)) => Some(size),
         // A server on a network: it says so when a connection begins.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use forebay_block::{ByteRange, VolumeId};
 use forebay_control::config::{Config, PinList, RuleList};
-use forebay_policy::SenderTest;
+use forebay_control::units::Size;
+use forebay_policy::{SenderTest, range_text};
 use forebay_runtime::Pool;
 
 /// A process that there always is, and that usually belongs to root.
@@ -30,6 +31,16 @@ pub fn tell_pins(pool: &Pool, volume: VolumeId, pins: &PinList) {
     pool.pin(volume, &blocks);
 }
 
+/// Checks that pins are within a volume of this many bytes.
+///
+/// # Errors
+/// Names the first range that is not.
+pub fn check_pins(pins: &PinList, volume: &str, size: u64) -> Result<(), String> {
+    let Some(range) = pins.ranges().find(|range| range.end > size) else { return Ok(()) };
+    let (shown, size) = (range_text(range), Size(size));
+    Err(format!("pinned: {shown} is beyond the end of volume {volume}, at {size}"))
+}
+
 /// Tells a pool that starts its rules and pins.
 pub fn tell_all(pool: &Pool, config: &Config, cache_bytes: u64) {
     tell(pool, &config.cache.rules);
@@ -37,6 +48,9 @@ pub fn tell_all(pool: &Pool, config: &Config, cache_bytes: u64) {
         return tracing::warn!(%error, "nothing is pinned");
     }
     for (volume, served) in config.volumes.iter().zip(pool.registry().volumes()) {
+        if let Err(what) = check_pins(&volume.pinned, &volume.name, served.info.size) {
+            tracing::warn!("{what}: nothing is there to be pinned");
+        }
         if !volume.pinned.0.is_empty() {
             tell_pins(pool, served.id, &volume.pinned);
         }

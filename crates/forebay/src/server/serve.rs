@@ -12,8 +12,8 @@ use forebay_block::{BLOCK_SIZE, BufPool};
 use forebay_control::config::Config;
 use forebay_control::units::{Percent, Size};
 use forebay_control::{
-    Application, ControlSocket, Monitor, PoolControl, PrimaryHealth, Server, VolumeSnapshot,
-    Wanted, WebServer, default_socket,
+    Application, ControlSocket, LeftSnapshot, Monitor, PoolControl, PrimaryHealth, Server,
+    VolumeSnapshot, Wanted, WebServer, default_socket,
 };
 use forebay_engine::{Health, VolumeState};
 use forebay_runtime::{Left, Pool, StateDir, Stopped};
@@ -23,6 +23,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::disk::block;
+use crate::host::overlap;
 use crate::keeper::{self, Message};
 use crate::output;
 use crate::server::applying::Applying;
@@ -83,8 +84,9 @@ pub fn run(mut args: ServeArgs) -> anyhow::Result<()> {
     // First the keeper: a server that says it is ready comes back if it dies.
     serving.kept.tell(&Message::Ready)?;
     serving.take_clients()?;
-    if is_first {
-        output::line(&format!("ready {}", serving.endpoints.join(" ")))?;
+    if is_first && let Err(error) = output::line(&format!("ready {}", serving.endpoints.join(" ")))
+    {
+        tracing::warn!(%error, "standard output does not take the line `ready`");
     }
     process::notify(NotifyState::Ready);
     runtime.block_on(serving.until_stopped(&mut signals))
@@ -237,6 +239,7 @@ impl Serving {
             (false, false) => Came::Started,
         };
         // First the checks that touch no device.
+        overlap::check(config)?;
         let socket = config.control.socket.clone().unwrap_or_else(default_socket);
         let name = format!("control {}", socket.display());
         let socket = match kept.take(&name) {
@@ -335,15 +338,15 @@ impl Serving {
 
     /// Waits for a signal or the control socket, and stops.
     async fn until_stopped(mut self, signals: &mut Signals) -> anyhow::Result<()> {
-        let drain = tokio::select! {
+        let (drain, awaited) = tokio::select! {
             name = signals.next() => {
                 tracing::info!("{name}: stopping");
-                false
+                (false, false)
             }
             Some(order) = self.asked.recv() => match order {
                 Order::Stop { drain } => {
                     tracing::info!(drain, "told to stop");
-                    drain
+                    (drain, true)
                 }
                 Order::HandOver => return self.hand_over(),
             },
@@ -385,7 +388,7 @@ impl Serving {
         };
         // The signal requested a stop without a drain, and that is what happened.
         let left = if drain && !given_up { what_is_left(&stopped) } else { String::new() };
-        self.close(&stopped, health)?;
+        self.close(&stopped, health, awaited)?;
         anyhow::ensure!(left.is_empty(), "stopped, but not all is drained: {left}");
         Ok(())
     }
@@ -422,13 +425,17 @@ impl Serving {
         }
     }
 
-    fn close(self, stopped: &Stopped, health: Health) -> anyhow::Result<()> {
+    /// Ends everything else after the shards. If a stop was `awaited`, it tells what is left.
+    fn close(self, stopped: &Stopped, health: Health, awaited: bool) -> anyhow::Result<()> {
         let closed = if stopped.complete {
             self.cache.close(health, stopped, false)
         } else {
             Err(anyhow::anyhow!("a shard did not stop in time; the next start will recover"))
         };
         tracing::info!(dirty_blocks = stopped.dirty_blocks, "stopped");
+        if awaited && stopped.complete {
+            self.running.last_word().tell(left_of(stopped));
+        }
         drop(self.web);
         // Last, since `forebay stop` waits for it.
         drop(self.control);
@@ -481,6 +488,13 @@ fn log_volumes(config: &Config, registry: &Registry) {
             "volume"
         );
     }
+}
+
+/// What is left in the cache.
+fn left_of(stopped: &Stopped) -> LeftSnapshot {
+    let lost: u64 = stopped.left.iter().map(|left| left.lost_blocks).sum();
+    let bytes = |blocks: u64| blocks * BLOCK_SIZE as u64;
+    LeftSnapshot { dirty_bytes: bytes(stopped.dirty_blocks), lost_bytes: bytes(lost) }
 }
 
 /// The dirty data that a drain before the stop has left, and why.

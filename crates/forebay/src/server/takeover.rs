@@ -10,6 +10,7 @@ use forebay_control::units::Size;
 use forebay_device::primary_size;
 use forebay_format::Superblock;
 
+use crate::host::overlap;
 use crate::server::cache::superblocks::copies_in;
 use crate::server::endpoints;
 
@@ -20,6 +21,7 @@ use crate::server::endpoints;
 /// # Errors
 /// If a start with this configuration would fail, as far as that can be told.
 pub fn check(config: &Config, applied: bool) -> anyhow::Result<()> {
+    overlap::check(config)?;
     endpoints::certificates(&config.server)?;
     if applied {
         for volume in &config.volumes {

@@ -10,6 +10,7 @@ use forebay_control::units::{Size, Time};
 use crate::WrongUsage;
 use crate::host::Host;
 use crate::host::devices::Device;
+use crate::host::overlap::Span;
 use crate::server::cache::foreign;
 use crate::server::flags;
 
@@ -61,7 +62,7 @@ pub fn find(args: &SetupArgs, host: &Host, ask: &mut Questions) -> anyhow::Resul
     }
     let (primary, primary_path, content) = primary(args, host, ask)?;
     let (cache, cache_size, overwrite) = cache(args, host, ask)?;
-    if primary_path.as_deref().is_some_and(|path| is_same(path, &cache)) {
+    if primary_path.as_deref().is_some_and(|path| has_bytes_of(path, &cache)) {
         bail!("{} cannot be both the slow volume and its cache", cache.display());
     }
     let name = name(args, &primary, ask)?;
@@ -211,6 +212,11 @@ fn given_up(
         return Ok(true);
     }
     bail!("cache {shown}: it holds {content}; to lose that, add --overwrite {shown}")
+}
+
+/// Whether two devices have bytes in common.
+fn has_bytes_of(one: &Path, other: &Path) -> bool {
+    Span::of(one).zip(Span::of(other)).is_some_and(|(one, other)| one.overlaps(&other))
 }
 
 fn is_same(one: &Path, other: &Path) -> bool {

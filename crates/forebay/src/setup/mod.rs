@@ -131,8 +131,8 @@ fn write(args: &SetupArgs, plan: &Plan) -> anyhow::Result<()> {
         output::line(&format!("kept: {}", copy.display()))?;
     }
     replace(&args.config, &plan.configuration)?;
-    for (unit, file, text) in &plan.drop_ins {
-        replace(&args.units.join(format!("{unit}.d")).join(file), text)?;
+    for (path, text) in plan.unit_files(args) {
+        replace(&path, text)?;
     }
     if let Some(place) = plan.mount.as_deref() {
         fs::create_dir_all(place).with_context(|| place.display().to_string())?;

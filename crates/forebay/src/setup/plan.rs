@@ -8,8 +8,8 @@ use forebay_control::units::Size;
 
 use crate::host::Host;
 
-use super::SetupArgs;
 use super::answers::Answers;
+use super::{CONFIG, SetupArgs};
 
 /// The mount of the server, where the kernel has no ublk.
 const FUSE: &str = "/mnt/forebay";
@@ -51,6 +51,17 @@ impl Plan {
         Ok(Self { configuration, drop_ins, attach, mount: answers.mount.clone(), fuse })
     }
 
+    /// The files with settings of units, and their texts. Without a start, a configuration that is
+    /// not the service's leaves its units alone.
+    pub fn unit_files(&self, args: &SetupArgs) -> Vec<(PathBuf, &str)> {
+        if args.no_start && args.config != Path::new(CONFIG) {
+            return Vec::new();
+        }
+        let path = |unit: &str, file: &str| args.units.join(format!("{unit}.d")).join(file);
+        let all = self.drop_ins.iter();
+        all.map(|(unit, file, text)| (path(unit, file), text.as_str())).collect()
+    }
+
     /// What will be done, for people.
     pub fn summary(&self, answers: &Answers, args: &SetupArgs) -> String {
         let content = answers.content.unwrap_or("nothing that is known here");
@@ -60,12 +71,15 @@ impl Plan {
         let size = answers.cache_size.map(|size| format!(", {size} of it")).unwrap_or_default();
         let mount = answers.mount.as_deref().map_or("nowhere".into(), Path::to_string_lossy);
         let way = if self.fuse.is_some() { "FUSE" } else { "ublk" };
+        let units = self.unit_files(args).into_iter();
+        let units = units.map(|(path, _)| format!("settings of a unit: {}\n", path.display()));
+        let units: String = units.collect();
         format!(
             "volume {}: {} ({content}); it stays as it is\n\
              cache: {}{size}\n\
              memory: {}; writes wait {depth}\n\
              mounted: {mount}; disks by {way}\n\
-             configuration: {}\n",
+             configuration: {}\n{units}",
             answers.name,
             answers.primary,
             answers.cache.display(),

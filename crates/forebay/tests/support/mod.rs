@@ -104,6 +104,12 @@ impl Place {
         Server::spawn(command.args(arguments), self.text("control.sock"))
     }
 
+    /// The same with a log that goes there.
+    pub fn start_kept_logging(&self, arguments: &[String], log: Stdio) -> Server {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        Server::spawn_logging(command.args(arguments), log, self.text("control.sock"))
+    }
+
     /// Runs a server that must refuse to start; returns its output.
     pub fn refuse(&self, arguments: &[String]) -> String {
         // A server that starts anyway must fail the test instead of blocking it.
@@ -177,7 +183,11 @@ impl Server {
     }
 
     fn spawn(command: &mut Command, control: String) -> Self {
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self::spawn_logging(command, Stdio::piped(), control)
+    }
+
+    fn spawn_logging(command: &mut Command, log: Stdio, control: String) -> Self {
+        command.stdout(Stdio::piped()).stderr(log);
         let mut child = command.spawn().expect("the binary runs");
         let stdout = child.stdout.take().expect("it was asked for");
         let mut ready = String::new();
@@ -189,14 +199,15 @@ impl Server {
             panic!("{command:?} did not start: {said}");
         }
         // Its log must not fill the pipe.
-        let stderr = BufReader::new(child.stderr.take().expect("it was asked for"));
         let log = Arc::<Mutex<String>>::default();
-        let kept = Arc::clone(&log);
-        std::thread::spawn(move || {
-            for line in stderr.lines().map_while(Result::ok) {
-                kept.lock().expect("nobody panics with it").push_str(&(line + "\n"));
-            }
-        });
+        if let Some(stderr) = child.stderr.take() {
+            let kept = Arc::clone(&log);
+            std::thread::spawn(move || {
+                for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                    kept.lock().expect("nobody panics with it").push_str(&(line + "\n"));
+                }
+            });
+        }
         Self { child, control, log, ready }
     }
 

@@ -28,18 +28,20 @@ pub fn index(opened: &Opened) -> u64 {
 /// clients.
 pub fn check(config: &Config, opened: &Opened, others: usize) -> anyhow::Result<()> {
     let (index, Size(ram)) = (index(opened), config.memory.ram);
-    let others = (others as u64).saturating_add(config.server.client_memory.0);
+    let (others, Size(clients)) = (others as u64, config.server.client_memory);
+    let shown = format!(
+        "{} for recent blocks, {} for the index, {} for clients and {} for buffers",
+        Size(ram),
+        Size(index),
+        Size(clients),
+        Size(others)
+    );
+    let others = others.saturating_add(clients);
     let hint = "use less for memory.ram (--ram) or server.client_memory, or a smaller cache";
     let most = limit(true);
     let wanted = index.saturating_add(ram).saturating_add(others);
     if wanted > most {
-        bail!(
-            "memory: {} for recent blocks and {} for the index are more than the {} \
-             available; {hint}",
-            Size(ram),
-            Size(index),
-            Size(most)
-        );
+        bail!("memory: {shown} are more than the {} available; {hint}", Size(most));
     }
     let shards = opened.superblock.shards.iter();
     let count = shards.len() as u64;
@@ -52,10 +54,8 @@ pub fn check(config: &Config, opened: &Opened, others: usize) -> anyhow::Result<
         let wanted = usize::try_from(bytes).unwrap_or(usize::MAX);
         if let Err(error) = piece.try_reserve_exact(wanted) {
             bail!(
-                "memory: {} for recent blocks and {} for the index cannot be allocated ({error}); \
-                 {hint}, or raise the limit on memory or on locked memory",
-                Size(ram),
-                Size(index)
+                "memory: {shown} cannot be allocated ({error}); {hint}, or raise the limit on \
+                 memory or on locked memory"
             );
         }
         held.push(piece);

@@ -6,7 +6,7 @@ pub mod foreign;
 mod memory;
 mod once;
 mod reset;
-mod size;
+pub mod size;
 pub mod superblocks;
 
 use std::io::{ErrorKind, Read};
@@ -135,12 +135,12 @@ pub fn open(
     start: Start<'_>,
 ) -> anyhow::Result<(Cache, PoolConfig, KeptSettings)> {
     let opened = primaries::open(config)?;
-    let size = size::of(&config.cache, start)?;
+    let size = size::of(config, start)?;
     config.cache.size = size.map(Size);
     let mut made = Made::default();
     let absent = is_absent(&config.cache.path);
     let device = busy::open(|| open_cache(&config.cache.path, size))
-        .map_err(|error| no_cache(&config.cache.path, error))?;
+        .map_err(|error| no_cache(&config.cache, error))?;
     if let Some(remark) = device.remark() {
         tracing::warn!("cache: {remark}");
     }
@@ -388,12 +388,17 @@ const INTERRUPTED: &str = "the server before ended while it applied this configu
 pub const NO_STATE: &str = "the state directory cannot be used; name another with --state DIR";
 
 /// Why there is no cache device, and the remedy if it is only absent.
-fn no_cache(path: &Path, error: OpenError) -> anyhow::Error {
-    match &error {
-        OpenError::System { source, .. } if source.kind() == ErrorKind::NotFound => {
-            anyhow!("cache {}: it does not exist; to create a file, give it a size", path.display())
-        }
-        _ => anyhow::Error::new(error).context("cache"),
+fn no_cache(cache: &CacheConfig, error: OpenError) -> anyhow::Error {
+    let is_absent = matches!(&error, OpenError::System { source, .. }
+        if source.kind() == ErrorKind::NotFound);
+    let (path, directory) = (cache.path.display(), cache.path.parent().unwrap_or(Path::new("/")));
+    match cache.size {
+        _ if !is_absent => anyhow::Error::new(error).context("cache"),
+        None => anyhow!("cache {path}: it does not exist; to create a file, give it a size"),
+        Some(_) => anyhow!(
+            "cache {path}: the directory {} does not exist; create it, or name another file",
+            directory.display()
+        ),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The caches that `forebay trace simulate` simulates: each size with each policy of each layout.
 
+use forebay_block::BLOCK_SIZE;
 use forebay_control::units::Size;
 use forebay_engine::Eviction;
 use forebay_trace::{
@@ -8,6 +9,7 @@ use forebay_trace::{
 
 use super::super::args::{CacheSize, Layout, SimulateArgs};
 use crate::WrongUsage;
+use crate::host::Host;
 
 /// A layout with one of its policies.
 #[derive(Clone, Copy, Debug)]
@@ -87,8 +89,29 @@ impl Job {
     }
 }
 
+/// Memory that a policy takes for each block of a simulated cache, in bytes; some take less.
+const POLICY_BYTES: u64 = 8;
+/// Most blocks in all: they are numbered with 32 bits.
+const BLOCKS_MAX: u64 = (u32::MAX - 1) as u64;
+
+/// The largest cache that `memory` bytes of this machine can simulate, in bytes.
+fn largest(memory: u64, compress: f64) -> u64 {
+    let blocks = (memory / POLICY_BYTES).min(BLOCKS_MAX) as f64 / compress;
+    blocks as u64 * BLOCK_SIZE as u64
+}
+
 /// Sizes of the cache device and the RAM tier to simulate.
 pub fn sizes(args: &SimulateArgs, footprint: u64) -> Result<Vec<(u64, u64)>, WrongUsage> {
+    let memory = Host::default().memory().unwrap_or(u64::MAX);
+    let most = largest(memory, args.compress);
+    let fits = |what: &str, bytes: u64| match bytes <= most {
+        true => Ok(bytes),
+        false => Err(WrongUsage(format!(
+            "{what} of {} is too large to simulate; {} is the most with this machine's memory",
+            Size(bytes),
+            Size(most)
+        ))),
+    };
     let sizes = args.size.iter().map(|&size| {
         let cache_bytes = size.of(footprint);
         let least = Simulator::CACHE_BYTES_MIN;
@@ -102,7 +125,8 @@ pub fn sizes(args: &SimulateArgs, footprint: u64) -> Result<Vec<(u64, u64)>, Wro
                 "{what} of {found} is too small to simulate; {least} is the least"
             )));
         }
-        Ok((cache_bytes, args.ram.of(cache_bytes)))
+        let ram_bytes = fits("a RAM tier", args.ram.of(cache_bytes))?;
+        Ok((fits("a cache", cache_bytes)?, ram_bytes))
     });
     sizes.collect()
 }
