@@ -4,9 +4,10 @@
 mod support;
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 
 use support::nbd::Nbd;
-use support::{Place, noise};
+use support::{Place, forebay, noise};
 
 const MIB: u64 = 1 << 20;
 
@@ -140,4 +141,73 @@ fn a_cache_that_was_drained_can_be_replaced() {
     server.stop(&["--drain"]);
     fs::remove_file(place.path("cache1.img")).expect("it is there");
     check(&place, &one, 1);
+}
+
+/// Salvages the cache of pool 1; returns the exit code and standard error.
+fn salvage(place: &Place, state: &str, more: &[&str]) -> (Option<i32>, String) {
+    let (cache, to) = (place.text("cache1.img"), place.text("disk1.img"));
+    let state = format!("--state={}", place.text(state));
+    let output = forebay(&[&["salvage", &cache, "--to", &to, &state], more].concat());
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// Replaces the data with `noise(3)` and drains it.
+fn rewrite(place: &Place, arguments: &[String]) {
+    let server = place.start(arguments);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    nbd.write(MIB, &noise(3, 1 << 20), true).expect("it is written");
+    drop(nbd);
+    server.stop(&["--drain"]);
+}
+
+/// Found by an audit: a salvage wrote the blocks of an older copy of the cache, of a cache whose
+/// primary another one has served since, and of one whose primary was changed, and exited with 0.
+#[test]
+fn a_salvage_refuses_what_a_start_refuses_unless_it_is_forced() {
+    const OLDER: &str = "an older copy";
+    const ANOTHER: &str = "served with another cache since";
+    const CHANGED: &str = "was changed since the cache was last used";
+    for reason in [OLDER, ANOTHER, CHANGED] {
+        let (place, [one, _]) = two_pools();
+        let cache = place.path("cache1.img");
+        let kept = fs::read(&cache).expect("it is there");
+        match reason {
+            OLDER => rewrite(&place, &one),
+            ANOTHER => {
+                fs::remove_file(&cache).expect("it is there");
+                rewrite(&place, &[&one[..], &["--reset-cache".to_owned()]].concat());
+            }
+            _ => {
+                let file = fs::File::options().write(true).open(place.path("disk1.img"));
+                let file = file.expect("it is there");
+                file.write_all_at(&noise(3, 1 << 20), MIB).expect("it is written");
+            }
+        }
+        fs::write(&cache, &kept).expect("it can be written");
+        let data = || {
+            let mut found = vec![0; 1 << 20];
+            let file = fs::File::open(place.path("disk1.img")).expect("it is there");
+            file.read_exact_at(&mut found, MIB).expect("it is long enough");
+            found
+        };
+        assert!(place.refuse(&one).contains(reason));
+        let (code, said) = salvage(&place, "state", &[]);
+        assert!(code == Some(1) && said.contains(reason) && said.contains("--force"), "{said}");
+        assert!(data() == noise(3, 1 << 20), "{reason}: older blocks are on the primary");
+        let (code, said) = salvage(&place, "state", &["--force"]);
+        assert!(code == Some(0) && said.contains(reason), "{said}");
+        assert!(data() == noise(1, 1 << 20), "{reason}: not forced");
+    }
+}
+
+#[test]
+fn a_salvage_writes_to_the_primary_as_it_was_left_and_where_nothing_is_on_record() {
+    for state in ["state", "elsewhere"] {
+        let (place, _) = two_pools();
+        let (code, said) = salvage(&place, state, &[]);
+        let unknown = said.contains("no record of this cache: it may be an older copy");
+        assert!(code == Some(0) && unknown == (state == "elsewhere"), "{said}");
+        let disk = fs::read(place.path("disk1.img")).expect("it is there");
+        assert!(disk[MIB as usize..2 * MIB as usize] == noise(1, 1 << 20), "{state}");
+    }
 }

@@ -1,7 +1,7 @@
 //! `forebay salvage`: writes the dirty blocks of a cache device to a primary, without a server and
-//! without a change to the cache device. The engine reads the log as at a start, and destages as it
-//! does when a cache device has failed; here its reads and writes are carried out one by one.
-//! as it does when a cache device has failed; here its reads and writes are carried out one by one.
+//! without a change to the cache device. A cache or a primary that a start would refuse is refused.
+//! The engine reads the log as at a start, and destages as it does when a cache device has failed;
+//! here its reads and writes are carried out one by one.
 
 use std::path::Path;
 use std::path::PathBuf;
@@ -22,12 +22,14 @@ use forebay_engine::{
 };
 use forebay_format::{Superblock, VolumeRecord};
 use forebay_runtime::detached::{self, OfShard};
-use forebay_runtime::{Blocking, Witness};
+use forebay_runtime::{Blocking, Record, Witness};
 use forebay_volume::offline;
-use forebay_volume::pool::{area_of, index_blocks, is_removed};
+use forebay_volume::pool::{self, Refusal, area_of, index_blocks, is_removed};
 use serde_json::{Value, json};
 
 use crate::server::cache::{of_shard, read_at};
+use crate::server::primaries;
+use crate::server::primaries::samples::Table;
 use crate::{busy, output};
 
 /// Memory for recent blocks, of which a salvage needs almost none.
@@ -57,16 +59,26 @@ pub struct SalvageArgs {
     /// Only list the blocks that would be written, and the lost ones
     #[arg(long, conflicts_with_all = ["to", "volume", "force"])]
     pub list: bool,
-    /// Write to a primary other than the one that the blocks belong to
+    /// Write even if the primary is another one or was changed since, or the cache is out of date
     #[arg(long)]
     pub force: bool,
-    /// Directory in which the host keeps the state of the cache: blocks that were written past a
-    /// failed cache are left out
+    /// Directory in which the host keeps the state of the cache: it tells whether cache and primary
+    /// are the last ones used, and which blocks were written past a failed cache
     #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
     pub state: PathBuf,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// What the host has on record of the cache.
+#[derive(Default)]
+struct Known {
+    witness: Option<Record>,
+    /// The samples of the primaries.
+    samples: Option<Table>,
+    /// Stripes that the cache left when it had failed: the primaries have newer blocks of them.
+    detached: Vec<OfShard>,
 }
 
 /// A volume of the cache, and the destination of its blocks.
@@ -160,9 +172,12 @@ pub fn run(args: &SalvageArgs) -> anyhow::Result<()> {
     let device = busy::open(|| open_cache_read_only(&args.cache))?;
     let mut queue = Blocking::open(&*device).with_context(|| args.cache.display().to_string())?;
     let superblock = superblock_of(&args.cache, &mut queue)?;
-    let volumes = chosen(args, &superblock)?;
-    let detached = detached(&args.state, &superblock)?;
-    let outcome = salvage(&mut queue, &superblock, volumes, &detached)?;
+    let known = known(&args.state, &superblock)?;
+    if let Err(why) = pool::last_used(&superblock, known.witness.as_ref()) {
+        overrule(args, &args.cache.display().to_string(), &why)?;
+    }
+    let volumes = chosen(args, &superblock, &known)?;
+    let outcome = salvage(&mut queue, &superblock, volumes, &known.detached)?;
     report(args, &superblock, &outcome)?;
     if !outcome.is_whole() {
         let saved = if args.list { "readable" } else { "saved" };
@@ -193,36 +208,54 @@ fn superblock_of(path: &Path, queue: &mut Blocking) -> anyhow::Result<Superblock
     Ok(superblock)
 }
 
-/// The host's records of stripes that the cache left when it had failed: the primaries have newer
-/// blocks of them.
-fn detached(state: &Path, superblock: &Superblock) -> anyhow::Result<Vec<OfShard>> {
-    let record = match state.exists() {
+/// The host's records of the cache.
+fn known(state: &Path, superblock: &Superblock) -> anyhow::Result<Known> {
+    let uuid = superblock.uuid;
+    let found = match state.exists() {
         true => {
             let witness = Witness::open(state).context(crate::server::cache::NO_STATE)?;
-            witness.load(superblock.uuid)?.map(|record| (record, witness))
+            witness.load(uuid)?.map(|record| (record, witness))
         }
         false => None,
     };
-    match record {
-        None => {
-            eprintln!(
-                "forebay: {} has no record of this cache: if it failed while serving, it may hold \
-                 blocks that are older than the primary's; name the server's directory with \
-                 --state",
-                state.display()
-            );
-            Ok(Vec::new())
-        }
-        Some((record, _)) if record.trust == Trust::Nothing => bail!(
+    let Some((record, witness)) = found else {
+        eprintln!(
+            "forebay: {} has no record of this cache: it may be an older copy, another cache may \
+             have served the primary since, and if it failed while serving, it may hold blocks \
+             that are older than the primary's; name the server's directory with --state",
+            state.display()
+        );
+        return Ok(Known::default());
+    };
+    if record.trust == Trust::Nothing {
+        bail!(
             "all data of this cache was on the primaries before they were written without it: \
              there is nothing to save"
-        ),
-        Some((_, witness)) => Ok(detached::read(witness.state(), superblock.uuid)?),
+        );
     }
+    let state = witness.state();
+    let samples = Table::load(state, uuid, superblock.epoch).unwrap_or_else(|error| {
+        eprintln!("forebay: the samples of the primaries cannot be read, and are ignored: {error}");
+        None
+    });
+    Ok(Known { samples, detached: detached::read(state, uuid)?, witness: Some(record) })
+}
+
+/// Passes a refusal over if that is wanted, or if nothing is written.
+fn overrule(args: &SalvageArgs, what: &str, why: &Refusal) -> anyhow::Result<()> {
+    if !args.force && !args.list {
+        bail!("{what}: {why}. Nothing was written; to write the blocks all the same, add --force");
+    }
+    eprintln!("forebay: {what}: {why}");
+    Ok(())
 }
 
 /// The volumes to save, each with its primary.
-fn chosen(args: &SalvageArgs, superblock: &Superblock) -> anyhow::Result<Vec<Saved>> {
+fn chosen(
+    args: &SalvageArgs,
+    superblock: &Superblock,
+    known: &Known,
+) -> anyhow::Result<Vec<Saved>> {
     if args.list {
         return Ok(superblock.volumes.iter().map(|record| counted(record.clone())).collect());
     }
@@ -248,13 +281,18 @@ fn chosen(args: &SalvageArgs, superblock: &Superblock) -> anyhow::Result<Vec<Sav
         let Some(record) = record else {
             bail!("the cache holds no volume {name}; it holds {}", names.join(", "));
         };
-        saved.push(target(args, record, uri)?);
+        saved.push(target(args, (superblock, known), record, uri)?);
     }
     Ok(saved)
 }
 
-/// Opens the primary for a volume's blocks.
-fn target(args: &SalvageArgs, record: &VolumeRecord, uri: &str) -> anyhow::Result<Saved> {
+/// Opens the primary for a volume's blocks, if a start would serve it.
+fn target(
+    args: &SalvageArgs,
+    (superblock, known): (&Superblock, &Known),
+    record: &VolumeRecord,
+    uri: &str,
+) -> anyhow::Result<Saved> {
     let name = &record.name;
     let device = busy::open(|| open_primary(uri)).with_context(|| format!("volume {name}"))?;
     let info = device.info();
@@ -268,13 +306,11 @@ fn target(args: &SalvageArgs, record: &VolumeRecord, uri: &str) -> anyhow::Resul
             record.size
         );
     }
-    if info.identity != record.identity && !args.force {
-        bail!(
-            "volume {name}: its blocks belong to {}, not to {}; if that is a copy of it, add \
-             --force",
-            record.identity,
-            info.identity
-        );
+    let samples = known.samples.as_ref().map_or(&[][..], |table| table.of(record.id));
+    let spec = primaries::compared(name, &*device, Some((record, samples)))?;
+    let witness = known.witness.as_ref().filter(|witness| witness.epoch == superblock.epoch);
+    if let Err(why) = pool::rejoin(record, &spec, witness) {
+        overrule(args, uri, &why)?;
     }
     let queue = Blocking::open(&*device).with_context(|| format!("volume {name}"))?;
     Ok(Saved { record: record.clone(), primary: Some((device, queue)), bytes: 0 })

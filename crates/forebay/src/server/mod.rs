@@ -17,7 +17,7 @@ mod left_clients;
 mod logging;
 mod mount;
 mod prefetch;
-mod primaries;
+pub mod primaries;
 pub mod process;
 mod reconfigure;
 mod recording;

@@ -320,9 +320,9 @@ fn is_durable(request: &OpenRequest, copy: &Superblock) -> bool {
 }
 
 /// Decides whether the primary of a volume may be used if it was away at the start and has appeared
-/// while the volume is served. The decision is that of a start, with the records from before this
-/// start, including its samples. `record` is from the superblock that this start found; `witness`
-/// is that of the pool as it is stored now.
+/// while the volume is served, or if it is to receive dirty blocks without a server. The decision is
+/// that of a start, with the records from before this start, including its samples. `record` is from
+/// the superblock that this start found; `witness` is that of the pool as it is stored now.
 ///
 /// The cache is already serving, so a primary that may only receive its dirty blocks is refused,
 /// even if that was accepted. Everything else of the volume must be compared before it is relied
@@ -380,15 +380,7 @@ fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Ope
     let is_forgotten = |id: &VolumeId| request.forgotten.contains(id);
     old.volumes.retain(|record| !(is_removed(record) && is_forgotten(&record.id)));
     let witness = request.witnesses.iter().find(|witness| witness.uuid == old.uuid);
-    if let Some(witness) = witness
-        && witness.epoch > old.epoch
-    {
-        return refuse(format!(
-            "the cache device is an older copy: it was last used in start {}, this one is from \
-             start {}; use the right device, or discard this one with --reset-cache",
-            witness.epoch, old.epoch
-        ));
-    }
+    last_used(&old, witness)?;
     let trust = witness.map_or(Trust::Full, |witness| witness.trust);
     // A witness of an earlier start comes from a crash between writing the superblock and the
     // witness.
@@ -456,6 +448,22 @@ fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Ope
     let announced = request.announcement.iter().any(|&byte| byte != 0);
     let witnesses = witnesses(request, &superblock, trust);
     Ok(Opened { superblock, copy, announced, fresh: false, trust, ids, suspect, witnesses, notes })
+}
+
+/// Checks that the device is the one that was last used, not an older copy of it. `witness` is that
+/// of the pool.
+///
+/// # Errors
+/// [`Refusal`], which says why and what to do.
+pub fn last_used(pool: &Superblock, witness: Option<&Witness>) -> Result<(), Refusal> {
+    match witness {
+        Some(witness) if witness.epoch > pool.epoch => refuse(format!(
+            "the cache device is an older copy: it was last used in start {}, this one is from \
+             start {}; use the right device, or discard this one with --reset-cache",
+            witness.epoch, pool.epoch
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Checks that the device holds the whole pool, and that the pool can be served.
