@@ -45,13 +45,13 @@ pub use api::{
     DirtyShare, Effects, Eviction, Health, Mode, Pace, Part, Refusal, Reply, Request, RequestId,
     Setting, ShardConfig, State, Target, Tier, Trust, VolumeConfig,
 };
-pub use contents::{SEGMENTS_MAX, blocks_in, bytes_for};
+pub use contents::{SEGMENT_BYTES_MAX, SEGMENTS_MAX, blocks_in, bytes_for};
 pub use engine::Engine;
 pub use forebay_policy::{DRAIN_PATIENCE, DrainProgress, GUARANTEED_MAX_PERCENT};
 pub use form::alike::{Alike, Sketch};
 pub use form::similar_max;
 pub use key::Key;
-pub use limits::SEGMENTS_MIN;
+pub use limits::{SEGMENT_BYTES_MIN, SEGMENTS_MIN};
 pub use losses::{Known, Losses};
 pub use recovery::{salvage, survey};
 pub use shard::Shard;

@@ -18,6 +18,8 @@ pub const RECLAIM_RESERVE: u64 = 2;
 /// Minimum number of segments of a shard: the reserve, the open and sealing ones, and some to cache
 /// in.
 pub const SEGMENTS_MIN: u64 = 8;
+/// Minimum size of a segment, in bytes.
+pub const SEGMENT_BYTES_MIN: u64 = 64 << 10;
 /// Attempts for a write of the cache device, in the same place, before the device counts as failed.
 pub const WRITE_TRIES: u32 = 3;
 /// Blocks that reads of primaries in flight bring, above which only the requested blocks are read:
@@ -85,5 +87,6 @@ pub const DESTAGED_UNFLUSHED_MAX: usize = 4096;
 const _: () = assert!(RECORD_PAGES_MAX < RECORD_ENTRIES_MAX, "a full record's entries fit");
 const _: () = assert!(RECORDS_IN_FLIGHT <= RECORDS_IN_FLIGHT_MAX);
 const _: () = assert!(SEGMENTS_MIN > RECLAIM_RESERVE + SEALING_MAX as u64 + 1);
+const _: () = assert!(SEGMENT_BYTES_MIN >= COMPARED_ONE_IN as u64, "reclaim advances");
 const _: () = assert!(SEGMENT_READ_MAX >= RECORD_PAGES_MAX * PAGE / 2);
 const _: () = assert!(ZEROES_DIRECT_BLOCKS <= STRIPE_BLOCKS);

@@ -7,6 +7,7 @@ mod support;
 use std::fs;
 use std::os::unix::fs::FileExt;
 
+use forebay_format::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use serde_json::Value;
 use support::nbd::Nbd;
 use support::{Place, Server, forebay, noise};
@@ -486,4 +487,31 @@ fn random_damage_shows_no_wrong_byte_and_is_listed() {
         }
     }
     assert!(whole > 0 && unknown > 0, "{whole} whole, {unknown} with records that are gone");
+}
+
+/// Found by an audit: the engine asserted on a log that was too short for it, in a superblock with a
+/// valid checksum, so that every command aborted, and a keeper started the server again and again.
+#[test]
+fn a_log_that_is_too_short_is_refused_by_every_command() {
+    let mut left = Left::dirty();
+    let cache = left.place.text("cache.img");
+    for log in [2, 7] {
+        let file = fs::File::options().write(true).open(&cache).expect("it is there");
+        for at in SUPERBLOCK_OFFSETS {
+            let copy = &left.cache[at as usize..][..SUPERBLOCK_BYTES];
+            let Ok(superblock) = Superblock::decode(copy) else { continue };
+            let mut bytes = vec![0; SUPERBLOCK_BYTES];
+            Superblock { log_segments: Some(log), ..superblock }.encode(&mut bytes);
+            file.write_all_at(&bytes, at).expect("it is written");
+        }
+        drop(file);
+        let wanted = format!("a number of log segments of {log}, and 8 to");
+        for words in [&["check", &cache][..], &["dump", &cache], &["salvage", &cache, "--list"]] {
+            let output = forebay(words);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.code() == Some(1) && said.contains(&wanted), "{words:?}: {said}");
+        }
+        let said = left.refused();
+        assert!(said.contains(&wanted), "{said}");
+    }
 }

@@ -13,7 +13,7 @@ use forebay_format::{
     ShardArea, Superblock, newest,
 };
 
-use crate::pool::is_removed;
+use crate::pool::{check_geometry, is_removed};
 
 /// Fills the buffer from an offset of the cache device, in bytes.
 pub type ReadAt<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), String> + 'a;
@@ -118,6 +118,7 @@ pub fn superblock(read: &mut ReadAt) -> Result<Superblock, String> {
 /// If the device cannot be read or holds no pool. Damage is not an error: it is in the report.
 pub fn examine(read: &mut ReadAt, payloads: bool) -> Result<Report, String> {
     let superblock = superblock(read)?;
+    check_geometry(&superblock).map_err(|refusal| refusal.to_string())?;
     let mut report = Report { superblock, shards: Vec::new(), problems: Vec::new() };
     for (shard, area) in report.superblock.shards.clone().into_iter().enumerate() {
         assert!(area.offset >= AREA_OFFSET, "decoding checked the areas");

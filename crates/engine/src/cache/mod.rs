@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Instant, Io, VolumeId};
-use forebay_format::{PAGE, SEGMENT_SIZE_MIN, SegmentSeq};
+use forebay_format::{PAGE, SegmentSeq};
 use forebay_policy::{EvictionPolicy, RateBound, WearBudget};
 
 use crate::api::stats::Stats;
@@ -15,7 +15,7 @@ use crate::contents::{SEGMENT_BYTES_MAX, SEGMENTS_MAX};
 use crate::form::Forms;
 use crate::key::Key;
 use crate::left::Left;
-use crate::limits::{RECORD_PAGES_MAX, SEGMENTS_MIN};
+use crate::limits::{RECORD_PAGES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MIN};
 use crate::locks::Locks;
 use crate::log::Log;
 use crate::log::builder::Builder;
@@ -88,7 +88,7 @@ impl Cache {
         let segments = config.area.len / u64::from(config.segment_size);
         assert!((SEGMENTS_MIN..=SEGMENTS_MAX).contains(&segments), "{segments} segments");
         let segment = config.segment_size;
-        assert!(segment >= SEGMENT_SIZE_MIN && u64::from(segment) <= SEGMENT_BYTES_MAX);
+        assert!((SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&u64::from(segment)));
         assert!((segment as usize).is_multiple_of(PAGE) && config.area.is_aligned(PAGE as u64));
         let pages_max = RECORD_PAGES_MAX.min(segment as usize / PAGE / 2);
         let last = config.volumes.iter().map(|volume| volume.id.0).max().unwrap_or(0);

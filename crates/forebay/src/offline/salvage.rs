@@ -204,6 +204,7 @@ fn superblock_of(path: &Path, queue: &mut Blocking) -> anyhow::Result<Superblock
     let mut read = |offset: u64, bytes: &mut [u8]| read_at(queue, size, offset, bytes);
     let found = offline::superblock(&mut read);
     let mut superblock = found.map_err(|error| anyhow!("{}: {error}", path.display()))?;
+    pool::check_geometry(&superblock).with_context(|| path.display().to_string())?;
     superblock.volumes.retain(|volume| !is_removed(volume));
     Ok(superblock)
 }

@@ -13,7 +13,7 @@
 //! | good | trust nothing | a new pool: the primaries were written without the cache |
 //! | good | trust dirty only | opened for its dirty blocks |
 //! | good | no longer names the primary | refused: another cache has served it since |
-//! | good, more shards than can be served | | refused |
+//! | good, more shards than can be served, or segments of a size or number that cannot be used | | refused |
 //! | good, volume of another name, but the same primary | | opened, renamed |
 //! | good, volume missing in the configuration | | dropped, if it has no dirty blocks or is to be forgotten; else refused |
 //! | good, volume added | another pool may have dirty blocks of its primary | refused |
@@ -30,7 +30,9 @@ use std::fmt;
 use forebay_block::{
     BLOCK_SIZE, ByteRange, IoBuf, NAME_BYTES_MAX, SHARDS_MAX, VOLUMES_MAX, VolumeId,
 };
-use forebay_engine::{SEGMENTS_MAX, SEGMENTS_MIN, Trust, blocks_in, bytes_for};
+use forebay_engine::{
+    SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MAX, SEGMENTS_MIN, Trust, blocks_in, bytes_for,
+};
 use forebay_format::{
     ANNOUNCEMENT_OFFSET, AREA_OFFSET, FormatError, IDENTITY_BYTES_MAX, SUPERBLOCK_BYTES,
     SUPERBLOCK_OFFSETS, ShardArea, Superblock, VolumeRecord, newest,
@@ -43,7 +45,7 @@ use primary::{Standing, is_same, judge};
 /// Size of a segment in bytes, if the device is large enough.
 pub const SEGMENT_SIZE: u32 = 4 << 20;
 /// Size of the smallest segment in a new pool, in bytes.
-const SEGMENT_SIZE_SMALLEST: u32 = 64 << 10;
+const SEGMENT_SIZE_SMALLEST: u32 = SEGMENT_BYTES_MIN as u32;
 /// Number of segments that a shard should have before larger segments are chosen.
 const SEGMENTS_WANTED: u64 = 64;
 /// The same for the log of a cache with a store, whose segments are freed one by one.
@@ -482,6 +484,33 @@ fn check_device(request: &OpenRequest, old: &Superblock) -> Result<(), Refusal> 
             old.shards.len()
         ));
     }
+    check_geometry(old)
+}
+
+/// Checks that the engine can read the log. Each pool that [`geometry`] has divided passes.
+///
+/// # Errors
+/// [`Refusal`], which names the first number that is out of its limits.
+pub fn check_geometry(pool: &Superblock) -> Result<(), Refusal> {
+    let within = |what, found: u64, least, most| match found {
+        _ if (least..=most).contains(&found) => Ok(()),
+        _ => refuse(format!(
+            "the cache has {what} {found}, and {least} to {most} can be used: no version of \
+             Forebay made it, or it is damaged; to start over, use --reset-cache"
+        )),
+    };
+    let segment = u64::from(pool.segment_size);
+    within("a segment size of", segment, SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)?;
+    for area in &pool.shards {
+        within(
+            "a shard with a number of segments of",
+            area.len / segment,
+            SEGMENTS_MIN,
+            SEGMENTS_MAX,
+        )?;
+        let log = pool.log_segments_of(area);
+        within("a number of log segments of", log, SEGMENTS_MIN, SEGMENTS_MAX)?;
+    }
     Ok(())
 }
 
@@ -694,6 +723,7 @@ fn in_use(spare_percent: u8) -> u64 {
 }
 
 const _: () = assert!(SUPERBLOCK_BYTES as u64 <= AREA_OFFSET / 2);
+const _: () = assert!(SEGMENT_SIZE as u64 <= SEGMENT_BYTES_MAX);
 
 #[cfg(test)]
 mod tests;

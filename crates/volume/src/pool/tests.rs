@@ -534,3 +534,46 @@ fn a_primary_that_comes_later_must_be_the_one_on_record_and_unchanged() {
     let why = rejoin(&record, &sampled, Some(&without)).unwrap_err().0;
     assert!(why.contains("another cache"), "{why}");
 }
+
+/// Found by an audit: check, salvage and serve aborted on a superblock with a valid checksum whose
+/// log was too short for the engine.
+#[test]
+fn a_geometry_that_the_engine_cannot_use_is_refused() {
+    let volumes = [spec("a", 1 << 20)];
+    let made = stopped(&volumes);
+    let whole = made.shards[0].len / u64::from(made.segment_size);
+    let with_log = |log: u32| Superblock { log_segments: Some(log), ..made.clone() };
+    let with_segment = |segment_size: u32, segments: u64| {
+        let len = segments * u64::from(segment_size);
+        let shards = vec![ShardArea { offset: AREA_OFFSET, len }];
+        Superblock { segment_size, shards, device_size: 1 << 40, ..made.clone() }
+    };
+    let ask = |pool: &Superblock| {
+        let bytes = encoded(pool);
+        let device_size = 1 << 40;
+        open(&OpenRequest { device_size, ..request([&bytes, BLANK], &volumes, &[]) })
+    };
+    for good in [with_log(8), with_log(whole as u32 - 1), with_segment(64 << 10, 8)] {
+        ask(&good).expect("it can be used");
+    }
+    let (few, wrong) = ("number of", "a segment size of");
+    let cases = [
+        (with_log(2), few),
+        (with_log(7), few),
+        (with_segment(64 << 10, 7), few),
+        (with_segment(64 << 10, (1 << 20) + 1), few),
+        (with_segment(16 << 10, 64), wrong),
+        (with_segment(28 << 10, 64), wrong),
+        (with_segment(8 << 20, 64), wrong),
+    ];
+    for (pool, word) in cases {
+        let said = why(ask(&pool));
+        assert!(said.contains(word) && said.contains("--reset-cache"), "{said}");
+        let bytes = encoded(&pool);
+        let mut read = |at: u64, out: &mut [u8]| {
+            out.copy_from_slice(if at == 0 { &bytes } else { BLANK });
+            Ok(())
+        };
+        assert_eq!(crate::offline::examine(&mut read, true), Err(said));
+    }
+}
