@@ -211,3 +211,43 @@ fn a_salvage_writes_to_the_primary_as_it_was_left_and_where_nothing_is_on_record
         assert!(disk[MIB as usize..2 * MIB as usize] == noise(1, 1 << 20), "{state}");
     }
 }
+
+/// Found by an audit: while the primary was still blank, the two devices could be exchanged in the
+/// configuration. The blank one became a new cache, and clients wrote over the old cache.
+#[test]
+fn a_cache_and_a_blank_primary_that_are_exchanged_are_refused() {
+    let place = Place::new();
+    place.make("disk1.img", 64 * MIB);
+    let one = place.serve("disk1.img", "cache1.img,size=32MiB");
+    // All of its data is dirty.
+    let server = place.start(&[&one[..], &["--idle-destage=0s".to_owned()]].concat());
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    nbd.write(MIB, &noise(1, 4096), true).expect("it is written");
+    drop(nbd);
+    server.kill();
+    let before = ["disk1.img", "cache1.img"].map(|name| fs::read(place.path(name)).expect(name));
+    assert!(before[0].iter().all(|&byte| byte == 0), "or this shows nothing");
+    let exchanged = place.serve("cache1.img", "disk1.img");
+    for more in [None, Some("--reset-cache"), Some("--accept-data-loss")] {
+        let more = more.map(str::to_owned);
+        let said = place.refuse(&[&exchanged[..], more.as_slice()].concat());
+        assert!(said.contains("cache1.img is a Forebay cache; are the primary"), "{said}");
+    }
+    let after = ["disk1.img", "cache1.img"].map(|name| fs::read(place.path(name)).expect(name));
+    assert!(after == before, "both are left alone");
+
+    // A volume may hold the image of a cache: accepted once, it is known.
+    fs::copy(place.path("cache1.img"), place.path("image.img")).expect("it can be copied");
+    let mut nested = place.serve("image.img", "cache2.img,size=32MiB");
+    assert!(place.refuse(&nested).contains("--accept-primary disk"));
+    nested.push("--accept-primary=disk".to_owned());
+    place.start(&nested).kill();
+    nested.pop();
+    place.start(&nested).stop(&[]);
+    let server = place.start(&one);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    let mut found = vec![0; 4096];
+    nbd.read(MIB, &mut found).expect("it can be read");
+    assert!(found == noise(1, 4096), "something else is there");
+    server.kill();
+}

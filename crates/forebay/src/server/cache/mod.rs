@@ -149,14 +149,15 @@ pub fn open(
     let size = size.unwrap_or(u64::MAX).min(device.info().size);
     let found = Superblocks::read(&mut queue, size)?;
     let (primaries, gone) = primaries::stand_in(config, opened, found.newest(), args.reset_cache)?;
-    let allowed = reset::allowed(args, config, &primaries, &mut queue, size)?;
+    reset::not_swapped(args, config, &primaries, found.newest(), start.applied)?;
+    let allowed = reset::allowed(args, config, &mut queue, size)?;
     let witness = Witness::open(&config.cache.state_dir).context(NO_STATE)?;
     made.state = Some(witness.state().clone());
     let applied = start.applied;
     let how = (args, allowed.reset, start);
     let (opened, unchanged) =
         decide_on(how, config, &primaries, &mut queue, (size, &found), &witness)
-            .map_err(|error| reset::explain(error, &primaries, &mut queue, size))
+            .map_err(|error| reset::explain(error, &mut queue, size))
             .map_err(|error| match start.is_after_interruption() {
                 true => error.context(INTERRUPTED),
                 false => error,

@@ -1,6 +1,6 @@
 //! Rules for `--reset-cache` and `--accept-data-loss`: content is named before it is discarded,
 //! possible only copies are discarded only with both options, and each option is valid for one
-//! start.
+//! start. And a cache that is configured as a primary is refused.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use forebay_format::Superblock;
 use forebay_runtime::Blocking;
 use forebay_volume::offline;
 
+use crate::server::applying::Applying;
 use crate::server::args::ServeArgs;
 use crate::server::cache::read_at;
 use crate::server::cache::{foreign, once};
@@ -26,6 +27,39 @@ pub struct Allowed {
     pub accepted: Option<String>,
 }
 
+/// Refuses a primary that is a Forebay cache: cache and primary may be swapped, and clients would
+/// write over its dirty blocks. A volume that this cache has served may hold one as its data.
+///
+/// # Errors
+/// If there is such a primary, and it was not accepted.
+pub fn not_swapped(
+    args: &ServeArgs,
+    config: &Config,
+    primaries: &[Arc<dyn BlockDevice>],
+    found: Option<&Superblock>,
+    applied: Option<&Applying>,
+) -> anyhow::Result<()> {
+    for (volume, primary) in config.volumes.iter().zip(primaries) {
+        let (name, info) = (&volume.name, primary.info());
+        let is_known = found
+            .is_some_and(|pool| pool.volumes.iter().any(|record| record.identity == info.identity));
+        let stays = applied.is_some_and(|applied| applied.ids.iter().any(|(_, one)| one == name));
+        if is_known || stays || args.accept_primary.contains(name) || primary.is_away() {
+            continue;
+        }
+        let queue = Blocking::open(&**primary);
+        if queue.is_ok_and(|mut queue| superblock(&mut queue, info.size).is_some()) {
+            bail!(
+                "volume {name}: the primary {} is a Forebay cache; are the primary and the cache \
+                 swapped? If a cache is what the volume holds, start once with --accept-primary \
+                 {name}",
+                info.identity
+            );
+        }
+    }
+    Ok(())
+}
+
 /// Decides which options are valid at this start; logs the content that a reset would destroy.
 ///
 /// # Errors
@@ -33,7 +67,6 @@ pub struct Allowed {
 pub fn allowed(
     args: &ServeArgs,
     config: &Config,
-    primaries: &[Arc<dyn BlockDevice>],
     queue: &mut Blocking,
     size: u64,
 ) -> anyhow::Result<Allowed> {
@@ -48,7 +81,7 @@ pub fn allowed(
     if reset {
         match &found {
             Some(found) => may_discard(args, found, queue, size)?,
-            None => may_overwrite(args, config, primaries, queue, size)?,
+            None => may_overwrite(args, config, queue, size)?,
         }
     }
     let accepted = if accept && found.is_some() { damage(queue, size)? } else { None };
@@ -56,17 +89,9 @@ pub fn allowed(
 }
 
 /// Adds the content of the device to the reason for a refusal.
-pub fn explain(
-    error: anyhow::Error,
-    primaries: &[Arc<dyn BlockDevice>],
-    queue: &mut Blocking,
-    size: u64,
-) -> anyhow::Error {
+pub fn explain(error: anyhow::Error, queue: &mut Blocking, size: u64) -> anyhow::Error {
     if superblock(queue, size).is_some() {
         return error;
-    }
-    if let Some(identity) = swapped(primaries) {
-        return error.context(swapped_text(&identity));
     }
     match foreign::content(queue, size) {
         Ok(Some(what)) => anyhow!("{error:#}; the device holds {what}"),
@@ -140,13 +165,9 @@ fn may_discard(
 fn may_overwrite(
     args: &ServeArgs,
     config: &Config,
-    primaries: &[Arc<dyn BlockDevice>],
     queue: &mut Blocking,
     size: u64,
 ) -> anyhow::Result<()> {
-    if let Some(identity) = swapped(primaries) {
-        bail!("{}", swapped_text(&identity));
-    }
     let Some(what) = foreign::content(queue, size)? else { return Ok(()) };
     let path = config.cache.path.display();
     if !args.accept_data_loss {
@@ -157,19 +178,6 @@ fn may_overwrite(
     }
     tracing::warn!("--reset-cache: {path} held {what}; it is overwritten");
     Ok(())
-}
-
-/// The path of a primary that is a Forebay cache, if there is one.
-fn swapped(primaries: &[Arc<dyn BlockDevice>]) -> Option<String> {
-    let is_cache = |primary: &&Arc<dyn BlockDevice>| {
-        let size = primary.info().size;
-        Blocking::open(&***primary).is_ok_and(|mut queue| superblock(&mut queue, size).is_some())
-    };
-    primaries.iter().find(is_cache).map(|primary| primary.info().identity.clone())
-}
-
-fn swapped_text(identity: &str) -> String {
-    format!("the primary {identity} is a Forebay cache; are the primary and the cache swapped?")
 }
 
 /// The damage to a cache's log that may have cost dirty data; `None` if there is none.
