@@ -601,6 +601,17 @@ fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<O
     }
     let Geometry { segment_size, shards, log_segments } =
         geometry(request.device_size, request.division)?;
+    let used: u64 = shards.iter().map(|area| area.len).sum();
+    let usable = usable(request.device_size, request.division.spare_percent);
+    // Areas are of whole segments.
+    if used + shards.len() as u64 * u64::from(segment_size) < usable {
+        notes.push(format!(
+            "{} of the cache device stay unused: a shard takes {} at most; choose more shards \
+             (server.shards, --shards)",
+            gib(usable - used),
+            gib(SEGMENTS_MAX * u64::from(segment_size))
+        ));
+    }
     let mut volumes = Vec::new();
     let mut ids = Vec::new();
     for spec in request.volumes {
@@ -654,8 +665,7 @@ pub fn geometry(device_size: u64, division: Division) -> Result<Geometry, Refusa
     }
     let smallest = u64::from(SEGMENT_SIZE_SMALLEST);
     let count = u64::from(shards);
-    let usable = device_size.saturating_sub(AREA_OFFSET) / 100 * in_use(spare_percent);
-    let per_shard = usable / count;
+    let per_shard = usable(device_size, spare_percent) / count;
     if per_shard < SEGMENTS_MIN * smallest {
         let least = (SEGMENTS_MIN * smallest * count * 100).div_ceil(in_use(spare_percent));
         return refuse(format!(
@@ -715,6 +725,16 @@ pub fn index_bytes(area: ShardArea) -> u64 {
 pub fn device_for_index(bytes: u64, spare_percent: u8) -> u64 {
     let area = (blocks_in(bytes) / INDEX_PERCENT * 100).saturating_mul(BLOCK_SIZE as u64);
     AREA_OFFSET + area / in_use(spare_percent) * 100
+}
+
+/// Bytes of a device that may be divided.
+fn usable(device_size: u64, spare_percent: u8) -> u64 {
+    device_size.saturating_sub(AREA_OFFSET) / 100 * in_use(spare_percent)
+}
+
+/// A size for people.
+fn gib(bytes: u64) -> String {
+    format!("{} GiB", bytes >> 30)
 }
 
 /// Share of the device that is not spare, in percent.

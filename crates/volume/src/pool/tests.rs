@@ -577,3 +577,17 @@ fn a_geometry_that_the_engine_cannot_use_is_refused() {
         assert_eq!(crate::offline::examine(&mut read, true), Err(said));
     }
 }
+
+#[test]
+fn what_a_large_device_has_more_than_its_shards_take_is_told() {
+    let volumes = [spec("a", 1 << 20)];
+    let notes = |shards: u16| {
+        let division = Division { shards, ..divided(SPARE_PERCENT, ALL_LOG) };
+        let request = request([BLANK, BLANK], &volumes, &[]);
+        open(&OpenRequest { device_size: 16 << 40, division, ..request }).expect("it fits").notes
+    };
+    let said = notes(1).join("");
+    assert!(said.contains("10649 GiB of the cache device stay unused"), "{said}");
+    assert!(said.contains("4096 GiB at most"), "{said}");
+    assert_eq!(notes(4), Vec::<String>::new());
+}
