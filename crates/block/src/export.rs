@@ -60,8 +60,8 @@ pub trait Session {
         false
     }
 
-    /// Begins a turn of the event loop: small answers have a bound in each. Returns whether a request
-    /// has waited for this one.
+    /// Begins a turn of the event loop: small answers have a bound in each. Returns whether a
+    /// request has waited for this one.
     fn next_turn(&mut self) -> bool {
         false
     }

@@ -27,8 +27,8 @@ pub fn line(text: &str) -> std::io::Result<()> {
     print(&format!("{text}\n"))
 }
 
-/// Prints `text` as a line on standard error. If that takes none, the line is lost: what it is about
-/// goes on.
+/// Prints `text` as a line on standard error. If that takes none, the line is lost: what it is
+/// about goes on.
 pub fn say(text: &str) {
     let _ = std::io::stderr().lock().write_all(format!("{text}\n").as_bytes());
 }

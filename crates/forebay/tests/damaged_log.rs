@@ -489,8 +489,9 @@ fn random_damage_shows_no_wrong_byte_and_is_listed() {
     assert!(whole > 0 && unknown > 0, "{whole} whole, {unknown} with records that are gone");
 }
 
-/// Found by an audit: the engine asserted on a log that was too short for it, in a superblock with a
-/// valid checksum, so that every command aborted, and a keeper started the server again and again.
+/// Found by an audit: the engine asserted on a log that was too short for it, in a superblock with
+/// a valid checksum, so that every command aborted, and a keeper started the server again and
+/// again.
 #[test]
 fn a_log_that_is_too_short_is_refused_by_every_command() {
     let mut left = Left::dirty();

@@ -232,8 +232,8 @@ fn systemd_and_the_log_are_told() {
     }
 }
 
-/// A server was killed during the drain before its stop, and `stop --drain` said that nothing is left.
-/// Without a drain it always said so.
+/// A server was killed during the drain before its stop, and `stop --drain` said that nothing is
+/// left. Without a drain it always said so.
 #[test]
 fn what_a_stop_leaves_is_told_or_said_to_be_unknown() {
     let place = Place::new();

@@ -29,8 +29,8 @@ const RANGE_MAX: u64 = 1 << 30;
 const OUT_MAX: usize = 4 << 20;
 /// Maximum length of a chunk without read data, in bytes: an error with its message.
 const CHUNK_MAX: u32 = 8192;
-/// How much later a request may begin and still be answered while a read gets no data. A server whose
-/// reads wait this long for others is taken for one that has lost them.
+/// How much later a request may begin and still be answered while a read gets no data. A server
+/// whose reads wait this long for others is taken for one that has lost them.
 const OVERTAKEN_MAX: Duration = Duration::from_secs(60);
 /// The same for a change or a flush, which a slow disk may take minutes for.
 const CHANGE_OVERTAKEN_MAX: Duration = Duration::from_secs(300);

@@ -212,31 +212,3 @@ impl UblkControl {
         Err(Errno::TIMEDOUT)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A command took the answer of an earlier one that had timed out for its own.
-    #[test]
-    fn an_answer_that_comes_too_late_is_not_that_of_the_next_call() {
-        // It carries out every command of files, and does nothing.
-        let null = std::fs::File::open("/dev/null").unwrap();
-        let Ok(mut control) = UblkControl::new(&null, Duration::ZERO) else { return };
-        let call = |byte| ControlCall {
-            control: Control::GetFeatures,
-            device: None,
-            data: 0,
-            buffer: vec![byte],
-        };
-        assert_eq!(control.call(call(1)), Err(Errno::TIMEDOUT));
-        let until = control.clock.now() + Duration::from_secs(5);
-        control.client.ring().wait(&control.clock, Some(until)).unwrap();
-        control.patience = Duration::from_secs(5);
-        match control.call(call(2)) {
-            // Linux before 6.0.
-            Err(Errno::OPNOTSUPP) => {}
-            answer => assert_eq!(answer, Ok(vec![2])),
-        }
-    }
-}

@@ -71,8 +71,8 @@ impl Endpoints {
         self.listeners.iter().map(|bound| bound.listener.address().to_string())
     }
 
-    /// Makes all ready to serve the pool's volumes. The keeper gets the sockets, so that clients can
-    /// connect while there is no server.
+    /// Makes all ready to serve the pool's volumes. The keeper gets the sockets, so that clients
+    /// can connect while there is no server.
     pub fn leave_with(self, kept: &Kept, pool: &Pool, buffers: &BufPool) -> anyhow::Result<Doors> {
         let mut closed = Vec::new();
         for Bound { listener, policy, name, .. } in self.listeners {

@@ -322,9 +322,9 @@ fn is_durable(request: &OpenRequest, copy: &Superblock) -> bool {
 }
 
 /// Decides whether the primary of a volume may be used if it was away at the start and has appeared
-/// while the volume is served, or if it is to receive dirty blocks without a server. The decision is
-/// that of a start, with the records from before this start, including its samples. `record` is from
-/// the superblock that this start found; `witness` is that of the pool as it is stored now.
+/// while the volume is served, or if it is to receive dirty blocks without a server. The decision
+/// is that of a start, with the records from before this start, including its samples. `record` is
+/// from the superblock that this start found; `witness` is that of the pool as it is stored now.
 ///
 /// The cache is already serving, so a primary that may only receive its dirty blocks is refused,
 /// even if that was accepted. Everything else of the volume must be compared before it is relied

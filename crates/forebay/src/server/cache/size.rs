@@ -23,9 +23,9 @@ use crate::server::events::Came;
 /// The bytes to use, if that is configured.
 ///
 /// A restart takes the size that it finds. The configuration may be the one before that of the last
-/// server, which had made a new cache and could not serve. If that one only gave the cache up, there
-/// is room for the one of this configuration. A start after a hand-over that ended before the cache
-/// was given up takes the size that it finds, too.
+/// server, which had made a new cache and could not serve. If that one only gave the cache up,
+/// there is room for the one of this configuration. A start after a hand-over that ended before the
+/// cache was given up takes the size that it finds, too.
 ///
 /// # Errors
 /// As [`make_room`].
@@ -130,8 +130,8 @@ fn is_given_up(cache: &CacheConfig) -> anyhow::Result<bool> {
 /// Gives the file of the cache `size` bytes if it has another size, and is that of a cache that was
 /// given up, which nobody has open. An empty file gets its size when it is opened.
 ///
-/// The superblock stays until that of the new cache takes its place. So the file is known to be free
-/// to use should this start fail, whatever size it has by then.
+/// The superblock stays until that of the new cache takes its place. So the file is known to be
+/// free to use should this start fail, whatever size it has by then.
 ///
 /// # Errors
 /// If that is too small for a cache, there is no room for it, or the witness of the cache cannot be

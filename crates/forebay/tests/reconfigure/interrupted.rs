@@ -1,0 +1,201 @@
+//! Changes that do not come to their end: a server, a keeper or both end, or the file is edited.
+
+use super::*;
+
+/// Begins to apply the plan, and waits until it is on record: the keeper, which has stopped, never
+/// learns of it. Returns the server's process id.
+fn apply_half(plan: &Plan, server: &Server) -> (Child, String) {
+    let pid = server.status()["pid"].to_string();
+    server.signal("STOP");
+    let mut apply = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    let apply = apply.args(["apply", &plan.write(), &server.control_argument()]);
+    let apply = apply.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
+    until("it is on record", || plan.place.path("state/applying").exists());
+    (apply, pid)
+}
+
+/// The same, and then a signal ends the server, and its keeper is killed.
+fn applied_half(plan: &Plan, server: Server, signal: &str) {
+    let (mut apply, _) = apply_half(plan, &server);
+    end_both(server, signal);
+    let _ = apply.kill();
+    apply.wait().expect("it is our child");
+}
+
+/// Ends a server with this signal, and then its keeper, which does not see that.
+fn end_both(server: Server, signal: &str) {
+    let pid = server.status()["pid"].to_string();
+    server.signal("STOP");
+    client("kill", &["-s", signal, &pid]);
+    let stat = format!("/proc/{pid}/stat");
+    let ended = || fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") Z "));
+    until("the server has ended", ended);
+    server.kill();
+    // The first thread may be the first to end.
+    until("all of the server has ended", || !Path::new(&format!("/proc/{pid}")).exists());
+}
+
+/// A power failure, or a stop, after an apply that makes a new cache was on record and before the
+/// old cache was given up: each later start refused to serve, and told to apply it once more.
+#[test]
+fn a_start_after_an_interrupted_apply_serves_the_cache_of_before() {
+    let mut plan = Plan::new(&["a"]);
+    let path = plan.place.text("cache.img");
+    let cache = |size: &str, more: &str| format!("path = {path:?}\nsize = {size:?}\n{more}");
+    plan.cache = cache("64MiB", "");
+    let mut server = plan.start();
+    let cases = [
+        ("KILL", cache("64MiB", "log_share = \"20%\"")),
+        ("TERM", cache("64MiB", "log_share = \"30%\"")),
+        ("KILL", cache("96MiB", "log_share = \"30%\"")),
+        ("TERM", cache("48MiB", "log_share = \"30%\"")),
+    ];
+    for (round, (signal, cache)) in (0..).zip(cases) {
+        plan.connect("a").write(0, &noise(round, 6 << 20), true).expect("it is written");
+        plan.cache = cache;
+        applied_half(&plan, server, signal);
+        server = plan.start();
+        server.log("apply it once more");
+        plan.is_over();
+        assert!(read(&mut plan.connect("a"), 0, 6 * MIB) == noise(round, 6 << 20), "{round}");
+        plan.apply(&server);
+        assert_eq!(server.ask(&["apply", &plan.file()]), "nothing differs\n");
+        assert!(read(&mut plan.connect("a"), 0, 6 * MIB) == noise(round, 6 << 20), "{round}");
+    }
+    server.stop(&[]);
+}
+
+/// On another device the new cache has none of the dirty blocks: the start is refused, and does
+/// what it takes to go on.
+#[test]
+fn a_start_after_an_interrupted_apply_to_another_device_says_how_to_go_on() {
+    let mut plan = Plan::new(&["a"]);
+    let before = plan.cache.clone();
+    let server = plan.start();
+    plan.connect("a").write(0, &noise(1, 6 << 20), true).expect("it is written");
+    plan.cache = before.replace("cache.img", "second.img");
+    applied_half(&plan, server, "KILL");
+    let said = plan.place.refuse(&["serve".to_owned(), format!("--config={}", plan.write())]);
+    assert!(said.contains("the last configuration-*.toml in the state directory"), "{said}");
+    assert!(!plan.place.path("second.img").exists());
+    let names = fs::read_dir(plan.place.path("state")).expect("it is there");
+    let names = names.map(|entry| entry.expect("an entry").path());
+    let kept = names.filter(|path| path.to_string_lossy().contains("/configuration-")).max();
+    fs::copy(kept.expect("one is kept"), plan.file()).expect("it is copied");
+    let serve = ["serve".to_owned(), format!("--config={}", plan.file())];
+    let server = plan.place.start_kept(&serve);
+    assert!(read(&mut plan.connect("a"), 0, 6 * MIB) == noise(1, 6 << 20));
+    plan.apply(&server);
+    assert!(read(&mut plan.connect("a"), 0, 6 * MIB) == noise(1, 6 << 20));
+    server.stop(&[]);
+}
+
+/// A server whose keeper was killed while it applied a file wrote around the cache for good, and
+/// took no other change: it waited for an answer of the keeper.
+#[test]
+fn a_server_whose_keeper_dies_during_an_apply_goes_on_as_before() {
+    let mut plan = Plan::new(&["a"]);
+    let server = plan.start();
+    let mut a = plan.connect("a");
+    plan.cache += "\nlog_share = \"20%\"";
+    let (mut apply, pid) = apply_half(&plan, &server);
+    assert_eq!(volumes(&server)[0].2, "write-around");
+    server.signal("KILL");
+    assert!(!apply.wait().expect("it is our child").success());
+    server.log("no hand-over: the keeper is gone");
+    until("it serves as before", || volumes(&server)[0].2 == "write-back");
+    plan.is_over();
+    server.ask(&["set", "dirty_limit=40%"]);
+    a.write(0, &noise(1, 6 << 20), true).expect("it is written");
+    assert_ne!(server.status()["dirty_bytes"], 0);
+    assert!(plan.refused(&server).contains("the keeper is gone"));
+    assert_eq!(server.status()["pid"].to_string(), pid);
+    server.ask(&["stop"]);
+    until("the server ends", || !Path::new(&format!("/proc/{pid}")).exists());
+}
+
+/// The file was compared only before the drain. If it was edited meanwhile, the cache was given up,
+/// and the next server knew nothing of the apply.
+#[test]
+fn a_file_that_is_edited_during_the_drain_is_not_applied() {
+    let mut plan = Plan::new(&["a"]);
+    let socket = plan.place.path("san.sock");
+    let mut nbdkit = Command::new("nbdkit");
+    nbdkit.args(["--foreground", "--unix", &socket.to_string_lossy(), "--filter=delay", "file"]);
+    nbdkit.arg(plan.place.path("a")).arg("wdelay=3");
+    let mut nbdkit = nbdkit.spawn().expect("nbdkit runs (make setup)");
+    until("nbdkit listens", || UnixStream::connect(&socket).is_ok());
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    plan.volumes = vec![("a", uri.leak(), "")];
+    plan.cache += "\nwrite_cache_depth = \"1h\"\nidle_destage = \"0s\"";
+    let server = plan.start();
+    let mut a = plan.connect("a");
+    a.write(0, &noise(1, 65536), true).expect("it is written");
+
+    plan.cache += "\nlog_share = \"20%\"";
+    let mut apply = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    let apply = apply.args(["apply", &plan.write(), &server.control_argument()]);
+    let apply = apply.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it runs");
+    until("the drain", || volumes(&server)[0].2 == "write-around");
+    let pid = server.status()["pid"].clone();
+    let text = fs::read_to_string(plan.file()).expect("it is there");
+    fs::write(plan.file(), text + "# edited\n").expect("it can be written");
+    let output = apply.wait_with_output().expect("it is our child");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("changed while it was applied"), "{said}");
+    until("it serves as before", || volumes(&server)[0].2 == "write-back");
+    plan.is_over();
+    assert_eq!(server.status()["pid"], pid);
+    plan.apply(&server);
+    assert!(read(&mut a, 0, 65536) == noise(1, 65536));
+    server.stop(&[]);
+    nbdkit.kill().expect("it is our child");
+    nbdkit.wait().expect("it is our child");
+}
+
+/// A server that dies there has the same configuration when the keeper starts it again, if the
+/// apply was to divide the cache as the file has always said.
+#[test]
+fn a_restart_after_an_interrupted_apply_of_the_same_file_serves() {
+    let mut plan = Plan::new(&["a"]);
+    let usual = plan.cache.clone();
+    plan.cache = format!("{usual}\nlog_share = \"100%\"");
+    let server = plan.start();
+    plan.connect("a").write(0, &noise(1, 6 << 20), true).expect("it is written");
+    server.stop(&[]);
+    plan.cache = usual;
+    let server = plan.start();
+    let (mut apply, pid) = apply_half(&plan, &server);
+    client("kill", &["-s", "KILL", &pid]);
+    server.signal("CONT");
+    // The server may have died before it asked the keeper: then there is no outcome to wait for.
+    let _ = apply.kill();
+    apply.wait().expect("it is our child");
+    server.log("the server serves again");
+    assert!(read(&mut plan.connect("a"), 0, 6 * MIB) == noise(1, 6 << 20));
+    plan.apply(&server);
+    server.stop(&[]);
+}
+
+/// A power failure when the new cache is made, and its server has not noted that it is.
+#[test]
+fn a_start_after_an_apply_that_was_done_but_for_its_record_serves_the_new_cache() {
+    let mut plan = Plan::new(&["a"]);
+    plan.cache += "\nlog_share = \"100%\"";
+    let server = plan.start();
+    plan.connect("a").write(0, &noise(1, 6 << 20), true).expect("it is written");
+    plan.cache = plan.cache.replace("100%", "20%").replace("64MiB", "96MiB");
+    let (mut apply, _) = apply_half(&plan, &server);
+    let [record, aside] = ["state/applying", "applying"].map(|name| plan.place.path(name));
+    fs::copy(&record, &aside).expect("it is copied");
+    server.signal("CONT");
+    assert!(apply.wait().expect("it is our child").success());
+    end_both(server, "KILL");
+    fs::copy(&aside, &record).expect("it is copied");
+    let server = plan.start();
+    assert_eq!(server.status()["cache"]["device_size"], 96 * MIB);
+    assert!(read(&mut plan.connect("a"), 0, 6 * MIB) == noise(1, 6 << 20));
+    assert_eq!(server.ask(&["apply", &plan.file()]), "nothing differs\n");
+    plan.is_over();
+    server.stop(&[]);
+}
