@@ -34,7 +34,7 @@ impl Covered {
 
     /// Whether the parts are exactly the first `len` bytes.
     pub(super) fn is_all(&self, len: u32) -> bool {
-        self.0 == [0..len]
+        matches!(&self.0[..], [whole] if *whole == (0..len))
     }
 }
 

@@ -73,7 +73,7 @@ struct Work {
     volumes: Vec<Volume>,
     arrivals: Arc<Mutex<Vec<Arrival>>>,
     /// Where the reading threads put what they have found, by the index of its volume.
-    found: (Sender<(usize, Found)>, Receiver<(usize, Found)>),
+    found: (Sender<OfVolume>, Receiver<OfVolume>),
 }
 
 /// A volume of which places are recorded.
@@ -87,6 +87,8 @@ struct Volume {
 
 /// Places that were read, with their checksums.
 type Found = IoResult<Vec<(usize, u32)>>;
+/// The same with the index of the volume.
+type OfVolume = (usize, Found);
 
 impl Keeper {
     /// Keeps `table`, which is already stored in `state`.
