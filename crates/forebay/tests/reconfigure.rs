@@ -442,6 +442,8 @@ fn a_new_cache_replaces_the_old_one_while_it_serves() {
     until("another server", || forebay(&["status", &server.control_argument()]).status.success());
     assert!(read(&mut plan.connect("a"), 0, 6 * MIB) == pattern(4));
     server.log("is used so");
+    plan.connect("b").write(0, &noise(5, 64 << 10), false).expect("it is written");
+    assert!(server.status()["dirty_bytes"] != 0);
     server.stop(&[]);
     file.set_len(32 * MIB).expect("it is as it was");
     // An old cache is never used again.
