@@ -19,7 +19,7 @@ use forebay_sim::shard::real;
 use forebay_sim::systematic;
 
 /// Most seeds in which a planted bug may stay hidden.
-const PLANTED_SEEDS: usize = 1000;
+const PLANTED_SEEDS: usize = 4000;
 
 #[derive(Parser)]
 #[command(name = "forebay-sim", about = "Crashes the cache in a simulated world.")]

@@ -14,7 +14,7 @@ use forebay_sim::systematic::{crash_everywhere, scripts};
 /// Number of seeds in addition to those that once failed.
 const SEEDS: u64 = 150;
 /// Most seeds that it may take to find a planted bug.
-const PLANTED_SEEDS: usize = 1000;
+const PLANTED_SEEDS: usize = 4000;
 
 fn known_seeds() -> Vec<u64> {
     let seed = |line: &str| line.split_whitespace().next()?.parse().ok();

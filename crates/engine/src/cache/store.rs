@@ -108,13 +108,16 @@ impl Cache {
         }
     }
 
-    /// Names durable units in the log, logs what has left the store, evicts, and frees pages.
+    /// Names durable units in the log, logs what has left the cache, evicts, and frees pages.
     pub(crate) fn pump_store(&mut self, fx: &mut Effects) {
-        if !self.store.exists() || !self.makes_room() || self.contents.is_loading() {
+        if !self.makes_room() || self.contents.is_loading() {
             return;
         }
         self.name_units(fx);
         self.log_departures(fx);
+        if !self.store.exists() {
+            return;
+        }
         self.free_pages();
         self.evict(fx);
         self.discard_extent(fx);
@@ -186,7 +189,7 @@ impl Cache {
         StoreUnit { extent: segment - self.log.len() as u32, page: before as u8 + 1 }
     }
 
-    /// Logs that blocks have left the store without an entry that says so.
+    /// Logs that blocks have left the cache without an entry that says so.
     fn log_departures(&mut self, fx: &mut Effects) {
         while self.contents.has_unlogged() && self.make_bare_room(fx) {
             let Some(key) = self.contents.take_unlogged() else { return };

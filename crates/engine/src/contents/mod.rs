@@ -61,7 +61,7 @@ pub struct Contents {
     extent_pages: usize,
     /// Dirty blocks, and bases of dirty blocks, in the store.
     dirty_in_store: u64,
-    /// Blocks that have left the store, and no entry of the log says so yet.
+    /// Blocks that have left the cache, and no entry of the log says so yet.
     unlogged: Vec<Key>,
     /// Dirty blocks by segment and volume; empty if there is only one volume.
     dirty_of: Vec<u32>,
@@ -329,9 +329,16 @@ impl Contents {
         self.forget_unreadable(key);
     }
 
-    /// Notes that the primary has the newest version of a dirty block.
-    pub fn mark_clean(&mut self, key: Key) {
+    /// Notes that the primary has the newest version of a dirty block. If the cache has lost it
+    /// meanwhile, it leaves the cache, and an entry of the log must say so:
+    /// [`Contents::take_unlogged`].
+    pub fn mark_clean(&mut self, key: Key, ram: &mut Ram) {
         let place = self.index.get(key).expect("a dirty block is cached");
+        if place.kind == EntryKind::Lost {
+            self.forget(key, ram);
+            self.unlogged.push(key);
+            return;
+        }
         self.count_dirty(place.segment, key.volume(), true, false);
         self.index.update(key, |place| place.dirty = false);
         self.set_base_dirty(key, false);
@@ -408,7 +415,7 @@ impl Contents {
         }
     }
 
-    /// Takes a block that has left the store without an entry of the log.
+    /// Takes a block that has left the cache, as an entry of the log must say.
     pub fn take_unlogged(&mut self) -> Option<Key> {
         self.unlogged.pop()
     }

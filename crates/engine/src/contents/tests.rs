@@ -150,11 +150,16 @@ impl Walk {
 
     fn mark_clean(&mut self) {
         let Some((key, known)) = self.pick(|known| known.place.dirty) else { return };
-        self.contents.mark_clean(key);
+        self.contents.mark_clean(key, &mut self.ram);
+        self.fenced.remove(&key);
+        if known.place.kind == EntryKind::Lost {
+            self.map.remove(&key);
+            assert_eq!(self.contents.take_unlogged(), Some(key));
+            return;
+        }
         let clean = |place| Place { dirty: false, ..place };
         let base = known.base.map(|(base, of_another)| (clean(base), of_another));
         self.map.insert(key, Known { place: clean(known.place), base });
-        self.fenced.remove(&key);
     }
 
     fn fence(&mut self) {

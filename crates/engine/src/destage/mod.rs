@@ -638,7 +638,7 @@ impl Destaging {
                 cache.volume_mut(destage.volume).leftover.remove(&key);
             }
             if durable && newest {
-                cache.contents.mark_clean(key);
+                cache.contents.mark_clean(key, &mut cache.ram);
             }
             if !version.passed {
                 cache.contents.end_destaging(key, started);

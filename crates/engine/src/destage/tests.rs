@@ -5,6 +5,7 @@ use forebay_block::ErrorKind;
 use super::*;
 use crate::api::{Mode, Pace, Part};
 use crate::cache::UNREADABLE_PAUSE;
+use crate::log::builder::Expect;
 use crate::log::read::Reader;
 use crate::testing::VOLUME;
 use crate::testing::rooms::{BLOCK, PRIMARY, Rooms, content, key};
@@ -428,6 +429,26 @@ fn a_block_that_moves_to_the_store_on_its_way_is_clean_in_the_end() {
     bed.flushed(Ok(()));
     assert_eq!(bed.state(4), (false, false));
     assert_eq!(bed.rooms.contents.check(), Ok(()));
+}
+
+/// Reclaim logged its loss while the primary wrote it: it stayed cached, clean and unreadable.
+#[test]
+fn a_block_that_is_lost_on_its_way_leaves_the_cache_in_the_end() {
+    let mut bed = Bed::with([4]);
+    let write = bed.write();
+    let Rooms { cache, fx, .. } = &mut bed.rooms;
+    cache.fence(key(4));
+    let now = cache.contents.get(key(4)).expect("it is cached");
+    assert!(cache.push_bare(fx, key(4), 1, EntryKind::Lost, true, Expect::At(now)));
+    bed.rooms.log_record();
+    bed.end(write, Ok(()));
+    bed.flushed(Ok(()));
+    assert_eq!((bed.state(4), bed.rooms.contents.get(key(4))), ((false, false), None));
+    assert!(bed.rooms.contents.fenced().is_empty());
+    assert_eq!(bed.rooms.contents.check(), Ok(()));
+    let Rooms { cache, fx, .. } = &mut bed.rooms;
+    cache.pump_store(fx);
+    assert!(cache.log.builder().has_entry_of(key(4)), "or it would be lost after a crash");
 }
 
 #[test]

@@ -336,7 +336,7 @@ fn the_cache_is_asked_to_be_detached_when_nothing_is_dirty_or_on_its_way() {
 #[test]
 fn a_stop_ends_the_log_with_a_record_a_footer_and_a_flush_in_this_order() {
     let mut rooms = dirty([5]);
-    rooms.contents.mark_clean(key(5));
+    rooms.mark_clean(5);
     let mut bed = Bed::new(rooms);
     bed.begin_stop();
     assert_eq!(bed.pump_stop(), &State::Stopping);

@@ -232,7 +232,7 @@ fn a_block_that_becomes_clean_while_it_is_read_is_copied_clean() {
     let footer = bed.read();
     bed.end(footer, Ok(()));
     let copies = bed.rooms.only();
-    bed.rooms.contents.mark_clean(key(1));
+    bed.rooms.mark_clean(1);
     bed.end(copies, Ok(()));
     assert_eq!(bed.copies(), [(1, RAW, false)]);
 }

@@ -161,13 +161,13 @@ fn every_block_is_found_where_it_was_and_dirty_if_it_was() {
 fn what_was_clean_when_the_last_record_was_written_is_clean() {
     let mut rooms = Rooms::new(0);
     rooms.dirty([1]);
-    rooms.contents.mark_clean(key(1));
+    rooms.mark_clean(1);
     let bed = Bed::after(rooms).serving();
     assert_eq!(bed.block(1), Some(true), "no record says that it is clean");
 
     let mut rooms = Rooms::new(0);
     rooms.dirty([1]);
-    rooms.contents.mark_clean(key(1));
+    rooms.mark_clean(1);
     rooms.clean([2]);
     let bed = Bed::after(rooms).serving();
     assert_eq!((bed.block(1), bed.block(2)), (Some(false), Some(false)));

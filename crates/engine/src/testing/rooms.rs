@@ -223,6 +223,12 @@ impl Rooms {
         contents.forget(key(block), ram);
     }
 
+    /// Notes that the primary has a block's newest version.
+    pub fn mark_clean(&mut self, block: u64) {
+        let Cache { contents, ram, .. } = &mut self.cache;
+        contents.mark_clean(key(block), ram);
+    }
+
     /// Makes the bytes of a block on the cache device bad.
     pub fn spoil(&mut self, block: u64) {
         let place = self.contents.get(key(block)).expect("it is cached");
