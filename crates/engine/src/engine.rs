@@ -22,6 +22,7 @@ use std::time::Duration;
 use forebay_block::{
     BLOCK_SIZE, BlockRange, Completion, ErrorKind, Instant, IoError, IoOp, VolumeId,
 };
+use forebay_format::Lsn;
 
 use crate::api::cut::CutOrder;
 use crate::api::listing::Listing;
@@ -312,6 +313,11 @@ impl Shard for Engine {
             }
         };
         self.cache.volumes.iter().flatten().map(state).collect()
+    }
+
+    fn log_end(&self) -> Lsn {
+        let ended = *self.cache.state() == State::Stopped && self.cache.health() == Health::Good;
+        if ended { Lsn(self.cache.log.next_lsn().0 - 1) } else { Lsn(0) }
     }
 
     fn lost_blocks(&self) -> u64 {

@@ -1,6 +1,7 @@
 //! A shard as its drivers see it: the shard threads and the simulator.
 
 use forebay_block::{BlockRange, Completion, Instant, IoError, VolumeId};
+use forebay_format::Lsn;
 
 use crate::api::cut::CutOrder;
 use crate::api::listing::Listing;
@@ -50,6 +51,11 @@ pub trait Shard {
     /// Whether a client's flush would have to wait for a device; may say yes without need.
     fn has_unflushed(&self) -> bool {
         true
+    }
+    /// The last record of a log that an orderly stop has ended; zero if it was not ended, or there
+    /// is none.
+    fn log_end(&self) -> Lsn {
+        Lsn(0)
     }
     /// Returns the number of dirty blocks that cannot be read back.
     fn lost_blocks(&self) -> u64 {

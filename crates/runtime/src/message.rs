@@ -8,8 +8,8 @@ use forebay_block::{
     BlockRange, ByteRange, Endpoint, IoBuf, IoError, IoOp, IoResult, IoTag, VolumeId,
 };
 use forebay_engine::{
-    CutOrder, DetachedStripe, Health, Listing, Reply, Request, Setting, State, Stats, Target, Tier,
-    Trust, VolumeState,
+    CutOrder, DetachedStripe, Health, Listing, Lsn, Reply, Request, Setting, State, Stats, Target,
+    Tier, Trust, VolumeState,
 };
 
 use forebay_policy::{RequestRules, RuleCount};
@@ -135,6 +135,8 @@ pub struct Snapshot {
     pub health: Health,
     /// Its counters and levels.
     pub stats: Stats,
+    /// The last record of a log that was ended; zero as long as it is not.
+    pub log_end: Lsn,
     /// Blocks that are newer in the cache than on their primary.
     pub dirty_blocks: u64,
     /// The state of each volume, as far as the shard knows it.

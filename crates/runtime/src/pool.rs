@@ -16,7 +16,7 @@ use forebay_block::{
     VolumeId,
 };
 use forebay_device::{BlockDevice, Clock, STRAGGLE_MAX};
-use forebay_engine::{DrainProgress, ListedBlock, Setting, Shard, Stats, VolumeState};
+use forebay_engine::{DrainProgress, ListedBlock, Lsn, Setting, Shard, Stats, VolumeState};
 use forebay_policy::{RequestRules, RuleCount};
 use forebay_volume::Registry;
 
@@ -167,6 +167,8 @@ pub struct Stopped {
     pub left: Vec<Left>,
     /// Volumes whose primary failed a flush: it may show data that a power failure would take.
     pub doubtful: Vec<VolumeId>,
+    /// The last record of each shard's log; zero where a log was not ended.
+    pub log_ends: Vec<Lsn>,
 }
 
 /// The dirty blocks of a volume after a stop.
@@ -637,6 +639,8 @@ impl Inner {
         let complete = self.ask_all(Command::Stop).await_all(STOP_PATIENCE, &mut last);
         let dirty_blocks = last.iter().map(|snapshot| snapshot.dirty_blocks).sum();
         let left = self.left_by_volume(&last);
+        let mut log_ends = vec![Lsn(0); self.mailboxes.len()];
+        last.iter().for_each(|snapshot| log_ends[snapshot.shard] = snapshot.log_end);
         if complete {
             for thread in locked(&self.threads).drain(..) {
                 // A panic would end the process, not only the thread.
@@ -647,7 +651,7 @@ impl Inner {
         } else {
             tracing::error!("a shard did not stop in time: the log is left as after a crash");
         }
-        Stopped { complete, dirty_blocks, left, doubtful: self.doubtful() }
+        Stopped { complete, dirty_blocks, left, doubtful: self.doubtful(), log_ends }
     }
 
     fn doubtful(&self) -> Vec<VolumeId> {

@@ -684,6 +684,7 @@ impl Thread {
             state: shard.state().clone(),
             health: shard.health(),
             stats: Stats { cpu_nanos, cache_flushes, primary_flushes, ..shard.stats(*now) },
+            log_end: shard.log_end(),
             dirty_blocks: shard.dirty_blocks(),
             volumes,
             latencies: self.latencies.clone(),

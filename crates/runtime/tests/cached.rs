@@ -71,6 +71,7 @@ fn maker(shard: usize, fresh: bool, epoch: u32, ordered: Option<u64>) -> MakeSha
             detached: Vec::new(),
             accept_loss: false,
             epoch,
+            last_stop: forebay_engine::LastStop::default(),
         };
         Box::new(Engine::new(config, Clock::start().now()))
     })

@@ -3,11 +3,11 @@
 //! stored, and then the shards start. After an orderly stop the superblock records the stop and a
 //! fingerprint of each primary. A crash may come between any two of these steps.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use forebay_block::{ByteRange, Completion, Io, IoBuf, IoOp, IoTag};
 use forebay_codec::crc32c;
-use forebay_engine::{DetachedStripe, Health, Target, Trust};
+use forebay_engine::{DetachedStripe, Health, LastStop, Target, Trust};
 use forebay_format::{
     ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, ShardArea, Superblock,
 };
@@ -44,6 +44,8 @@ enum Act {
     Witnesses(Vec<Witness>),
     /// Record in the witness that nothing is dirty.
     NothingDirty,
+    /// Record the ends of the logs.
+    Stops(Vec<LastStop>),
 }
 
 /// State outside of the server's memory, and a running server's knowledge of its pool.
@@ -51,6 +53,8 @@ enum Act {
 pub(crate) struct Pool {
     /// Witnesses, which are kept outside of the cache device.
     pub witnesses: Vec<Witness>,
+    /// The last stop of each shard, by pool.
+    pub stops: BTreeMap<[u8; 16], Vec<LastStop>>,
     /// Records of stripes that a failed cache has left: pool, shard, stripe.
     detached: Vec<([u8; 16], usize, DetachedStripe)>,
     /// The superblock of the running server, and the index of the copy to write next.
@@ -141,6 +145,7 @@ impl World {
                 .filter(|(pool, ..)| *pool == superblock.uuid)
                 .map(|&(_, shard, stripe)| (shard, stripe))
                 .collect(),
+            stops: self.pool.stops.get(&superblock.uuid).cloned().unwrap_or_default(),
         };
         self.pool.current = Some((superblock.clone(), next));
         self.pool.errand = Some(Errand { superblock, steps, start: Some(start) });
@@ -210,6 +215,9 @@ impl World {
         let mut bytes = IoBuf::zeroed(SUPERBLOCK_BYTES);
         superblock.encode(&mut bytes);
         let mut steps = VecDeque::from([Act::Write(SUPERBLOCK_OFFSETS[copy], bytes), Act::Flush]);
+        let before = self.pool.stops.get(&superblock.uuid).map_or(&[][..], Vec::as_slice);
+        let stops = self.server.as_ref().map(|server| server.stops(before));
+        steps.extend(stops.map(Act::Stops));
         let stats = self.server.as_ref().map(|server| server.stats(self.now));
         if stats.is_some_and(|all| all.iter().all(|shard| shard.dirty_blocks == 0)) {
             steps.push_back(Act::NothingDirty);
@@ -252,6 +260,10 @@ impl World {
                 let uuid = errand.superblock.uuid;
                 let own = self.pool.witnesses.iter_mut().find(|one| one.uuid == uuid);
                 own.into_iter().for_each(|own| own.dirty = false);
+                self.run_errand();
+            }
+            Some(Act::Stops(stops)) => {
+                self.pool.stops.insert(errand.superblock.uuid, stops);
                 self.run_errand();
             }
             None => {

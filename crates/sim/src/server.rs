@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 
 use forebay_block::{BufPool, ByteRange, Completion, DeviceInfo, Instant, Io, IoError, VolumeId};
 use forebay_engine::{
-    CutOrder, DetachedStripe, Effects, Event, Health, Request, ShardConfig, State, Stats, Target,
-    Trust, VolumeConfig, VolumeState,
+    CutOrder, DetachedStripe, Effects, Event, Health, LastStop, Request, ShardConfig, State, Stats,
+    Target, Trust, VolumeConfig, VolumeState,
 };
 use forebay_policy::RuleSet;
 use forebay_volume::{
@@ -53,6 +53,8 @@ pub struct Start {
     pub trust: Trust,
     /// Recorded stripes that a failed cache has left, by shard.
     pub detached: Vec<(usize, DetachedStripe)>,
+    /// The last stop of each shard; empty if none is known.
+    pub stops: Vec<LastStop>,
 }
 
 /// A volume that a server serves.
@@ -330,6 +332,23 @@ impl Server {
         self.units.iter().flat_map(|unit| unit.engine.volumes()).collect()
     }
 
+    /// What is known of the logs of the shards after an orderly stop; `before` was known already.
+    #[must_use]
+    pub fn stops(&self, before: &[LastStop]) -> Vec<LastStop> {
+        let states = self.volumes();
+        let is_left =
+            |id: VolumeId| states.iter().any(|state| state.id == id && state.dirty_blocks > 0);
+        let mut drained: Vec<VolumeId> =
+            states.iter().map(|state| state.id).filter(|&id| !is_left(id)).collect();
+        drained.sort_unstable();
+        drained.dedup();
+        let next = |(shard, unit): (usize, &Unit)| {
+            let before = before.get(shard).cloned().unwrap_or_default();
+            before.then(unit.engine.log_end(), &drained)
+        };
+        self.units.iter().enumerate().map(next).collect()
+    }
+
     /// Dirty blocks of all shards.
     #[must_use]
     pub fn dirty_blocks(&self) -> u64 {
@@ -419,5 +438,6 @@ fn shard_config(setup: &Setup, served: &[Served], start: &Start, shard: usize) -
             .collect(),
         accept_loss: false,
         epoch: start.epoch,
+        last_stop: start.stops.get(shard).cloned().unwrap_or_default(),
     }
 }

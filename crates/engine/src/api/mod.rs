@@ -14,6 +14,7 @@ use std::time::Duration;
 use forebay_block::{
     BufPool, ByteRange, Instant, Io, IoBuf, IoError, IoFlags, IoOp, STRIPE_BLOCKS, VolumeId,
 };
+use forebay_format::Lsn;
 pub use forebay_policy::{CacheShare, DirtyShare, Eviction, Part};
 
 use crate::api::cut::CutReport;
@@ -357,6 +358,30 @@ pub struct VolumeConfig {
     pub suspect: bool,
 }
 
+/// What an orderly stop has made durable in a shard's log, as recorded elsewhere: it stays true,
+/// whatever comes later.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LastStop {
+    /// The last record. A log that ends before it has lost records that were durable, or is an
+    /// older copy. Zero if no stop is known.
+    pub end: Lsn,
+    /// For each volume of which nothing was dirty at a stop, the last record then: all its entries
+    /// up to there are clean. The log alone names an entry dirty until the oldest dirty block of
+    /// any volume is newer.
+    pub clean: Vec<(VolumeId, Lsn)>,
+}
+
+impl LastStop {
+    /// The record of a stop with the last record `end`, and nothing dirty of the `drained` volumes,
+    /// after this one.
+    #[must_use]
+    pub fn then(&self, end: Lsn, drained: &[VolumeId]) -> Self {
+        let before = self.clean.iter().filter(|(volume, _)| !drained.contains(volume));
+        let now = drained.iter().map(|&volume| (volume, end));
+        Self { end, clean: before.copied().chain(now).collect() }
+    }
+}
+
 /// Settings of one shard. Sizes are the shard's share, not the pool's.
 #[derive(Clone, Debug)]
 pub struct ShardConfig {
@@ -426,6 +451,8 @@ pub struct ShardConfig {
     pub accept_loss: bool,
     /// The pool's start count, which every record carries.
     pub epoch: u32,
+    /// What is known of the last orderly stop.
+    pub last_stop: LastStop,
 }
 
 /// The stage of an engine's life.

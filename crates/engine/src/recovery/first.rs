@@ -145,23 +145,23 @@ impl Start {
     /// Takes a footer that may have dirty entries.
     pub(super) fn gather_footer(&mut self, i: usize, bytes: &[u8]) {
         let r = self.log_mut();
-        let (clean, needed) = (r.survey.clean, &mut r.needed);
+        let mut needed = std::mem::take(&mut r.needed);
         let found = sift(bytes, r.survey.found[i].seq(), |_, lsn, entry| {
-            if entry.dirty && lsn >= clean {
+            if r.is_dirty(entry, lsn) {
                 needed.add(entry);
             }
         });
+        r.needed = needed;
         r.is_unfit |= found.is_none();
     }
 
     /// Takes a footer, and keeps its entries of needed blocks.
     pub(super) fn sift_footer(&mut self, cache: &Cache, i: usize, bytes: &[u8]) {
         let r = self.log_mut();
-        let (clean, needed) = (r.survey.clean, &r.needed);
         let mut sifted = Vec::new();
         let found = sift(bytes, r.survey.found[i].seq(), |ordinal, lsn, entry| {
-            if needed.has_any(&cache.contents, entry) {
-                let is_dirty = entry.dirty && lsn >= clean;
+            if r.needed.has_any(&cache.contents, entry) {
+                let is_dirty = r.is_dirty(entry, lsn);
                 sifted.push(Sifted { ordinal, entry: *entry, is_dirty });
             }
         });

@@ -110,7 +110,7 @@ impl Start {
     ) {
         self.load_segment(cache, seq, i, entries.len() as u32);
         let r = self.log();
-        let (found, clean) = (&r.survey.found[i], r.survey.clean);
+        let found = &r.survey.found[i];
         let first = found.first().map_or(Lsn(1), |l| l.lsn.next());
         let seal = found.scanned.is_some();
         let is_doubted = cache.config.trust != Trust::Full && self.is_scanned(i);
@@ -128,9 +128,9 @@ impl Start {
             if is_placeholder(entry) {
                 let r = self.log_mut();
                 r.hole = Some(seq);
-                r.lossy |= lsn >= clean;
+                r.lossy |= lsn >= r.survey.clean;
             }
-            let is_dirty = entry.dirty && lsn >= clean;
+            let is_dirty = self.log().is_dirty(entry, lsn);
             if let Some(detach) = doubt.as_mut().filter(|_| is_dirty && is_doubted)
                 && Self::counts(cache, entry)
             {

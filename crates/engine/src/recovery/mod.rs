@@ -23,8 +23,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use forebay_block::{Completion, Instant, Io, IoBuf};
-use forebay_format::{EntryKind, Footer, PAGE, SegmentSeq, encode_footer, footer_bytes};
+use forebay_block::{Completion, Instant, Io, IoBuf, VolumeId};
+use forebay_format::{
+    Entry, EntryKind, Footer, Lsn, PAGE, SegmentSeq, encode_footer, footer_bytes,
+};
 
 use crate::api::{Effects, Health, State, Target, Trust};
 use crate::cache::Cache;
@@ -98,6 +100,8 @@ struct Recovery {
     /// The last segment with a hole, and whether a hole may have held dirty blocks.
     hole: Option<SegmentSeq>,
     lossy: bool,
+    /// The last record up to which all entries of a volume are clean, if a stop has recorded it.
+    stops: BTreeMap<VolumeId, Lsn>,
 }
 
 /// How long a start waits for a device that fails requests, in all: a path may change, or a bus be
@@ -107,6 +111,18 @@ const ERROR_PATIENCE: Duration = Duration::from_secs(3);
 const ERROR_PAUSE: Duration = Duration::from_millis(50);
 
 impl Recovery {
+    /// Whether an entry of the record `lsn` may be dirty.
+    fn is_dirty(&self, entry: &Entry, lsn: Lsn) -> bool {
+        let is_past = |stop: &Lsn| lsn > *stop;
+        entry.dirty && lsn >= self.survey.clean && self.stops.get(&entry.volume).is_none_or(is_past)
+    }
+
+    /// The last segment up to which records are lost.
+    fn last_hole(&self) -> Option<SegmentSeq> {
+        let end = self.survey.log.last_key_value().filter(|_| self.survey.cut_off > 0);
+        end.map(|(seq, _)| *seq).or(self.hole)
+    }
+
     /// Whether a read or write that failed now is tried again after a pause.
     fn is_patient(&mut self, now: Instant, step: Step) -> bool {
         let since = *self.failing_since.get_or_insert(now);
@@ -155,6 +171,7 @@ impl Start {
             apply: SegmentSeq(0),
             hole: None,
             lossy: false,
+            stops: BTreeMap::new(),
         }));
         self.pump_recovery(cache, detach, compare, fx);
     }
@@ -355,6 +372,11 @@ impl Start {
         if let Err(damage) = r.survey.assemble() {
             return self.refuse(cache, damage);
         }
+        let stop = &cache.config.last_stop;
+        r.survey.expect_end(stop.end);
+        if r.survey.cut_off == 0 {
+            r.stops.extend(stop.clean.iter().copied());
+        }
         if self.accepts_loss(cache) {
             match self.is_sound(cache) {
                 true => self.gather(),
@@ -412,7 +434,7 @@ impl Start {
             Self::forget_clean(cache);
             Detach::forget_recorded(cache);
         }
-        if let Some(hole) = self.log.as_ref().and_then(|r| r.hole) {
+        if let Some(hole) = self.log().last_hole() {
             Self::forget_clean_before(cache, hole);
         }
         let resumed = self.find_resumed(cache);

@@ -108,6 +108,8 @@ pub struct Survey {
     pub last: Link,
     /// Lost records of the log, in order.
     pub holes: Vec<Hole>,
+    /// Number of records that are missing at its end.
+    pub cut_off: u64,
 }
 
 impl Survey {
@@ -125,6 +127,7 @@ impl Survey {
             clean: Lsn(0),
             last: Link { lsn: Lsn(0), crc: 0 },
             holes: Vec::new(),
+            cut_off: 0,
         }
     }
 
@@ -266,9 +269,25 @@ impl Survey {
         Ok(())
     }
 
+    /// Notes the end that a stop has recorded. If the log ends before it, records are lost.
+    pub fn expect_end(&mut self, end: Lsn) {
+        self.cut_off = end.0.saturating_sub(self.last.lsn.0);
+        if self.cut_off > 0 {
+            let seq = self.log.last_key_value().map_or(SegmentSeq(1), |(seq, _)| *seq);
+            self.holes.push(Hole { seq, records: self.cut_off, last: end });
+        }
+    }
+
     /// A message about lost records that may have held dirty blocks, if there are any.
     pub fn loss(&self) -> Option<String> {
         let first = self.lost().next()?;
+        if self.cut_off > 0 && self.holes.len() == 1 {
+            return Some(format!(
+                "the log ends {} records before the end that the last stop has recorded: the cache \
+                 device has lost them, or is an older copy; they are lost",
+                self.cut_off
+            ));
+        }
         let records: u64 = self.lost().map(|hole| hole.records).sum();
         let count = match records {
             0 => "a part of the log that the device cannot read is lost".to_owned(),

@@ -6,7 +6,7 @@ use forebay_block::{BLOCK_SIZE, ErrorKind, IoOp, IoResult};
 use forebay_format::Lsn;
 
 use super::*;
-use crate::api::{DetachedStripe, ShardConfig};
+use crate::api::{DetachedStripe, LastStop, ShardConfig};
 use crate::limits::{RECLAIM_RESERVE, WRITE_TRIES};
 use crate::log::SegmentState;
 use crate::testing::rooms::{BLOCK, Rooms, content, key};
@@ -275,6 +275,67 @@ fn clean_blocks_from_before_a_loss_are_not_used() {
     let bed = Bed::with(rooms, |config| config.accept_loss = true).serving();
     let found = [1, 2, 3, 4].map(|block| bed.block(block));
     assert_eq!(found, [None, Some(true), None, Some(true)], "1 may have been written since");
+}
+
+/// Records 1 to 4: a clean block, and three dirty ones in records of their own.
+fn four() -> Rooms {
+    let mut rooms = Rooms::new(0);
+    rooms.clean([1]);
+    for block in 2..5 {
+        rooms.dirty_durable([block]);
+    }
+    rooms
+}
+
+fn stopped_at(end: u64, clean: &[(VolumeId, Lsn)]) -> LastStop {
+    LastStop { end: Lsn(end), clean: clean.to_vec() }
+}
+
+#[test]
+fn a_log_that_ends_before_the_last_stop_is_refused() {
+    let start = |end| Bed::with(four(), |config| config.last_stop = stopped_at(end, &[]));
+    assert_eq!(start(4).serving().rooms.contents.dirty().blocks(), 3);
+    let mut bed = start(6);
+    let state = bed.run(|_| Ok(())).clone();
+    let State::Refused(why) = &state else { panic!("{state:?}") };
+    assert!(why.starts_with("the log ends 2 records before the end that the last stop"), "{why}");
+    assert!(bed.changes.is_empty());
+    assert_eq!(bed.start.lost_records().len(), 1);
+    // Nothing at all is left.
+    let mut bed = Bed::with(Rooms::new(0), |config| config.last_stop = stopped_at(6, &[]));
+    assert!(matches!(bed.run(|_| Ok(())), State::Refused(_)));
+}
+
+/// The records that are gone may have held newer versions, and their numbers are used again.
+#[test]
+fn if_a_cut_off_end_is_accepted_only_dirty_blocks_are_used_and_no_stop_counts() {
+    let stop = stopped_at(6, &[(VOLUME, Lsn(6))]);
+    let bed = Bed::with(four(), |config| {
+        (config.accept_loss, config.last_stop) = (true, stop);
+    });
+    let bed = bed.serving();
+    let found = [1, 2, 3, 4].map(|block| bed.block(block));
+    assert_eq!(found, [None, Some(true), Some(true), Some(true)]);
+    assert_eq!(bed.rooms.log.next_lsn(), Lsn(5));
+}
+
+/// The log alone names them dirty, as an older block of another volume is.
+#[test]
+fn what_was_clean_at_the_last_stop_is_clean() {
+    let stop = stopped_at(4, &[(VolumeId(7), Lsn(4)), (VOLUME, Lsn(3))]);
+    let bed = Bed::with(four(), |config| config.last_stop = stop).serving();
+    let found = [1, 2, 3, 4].map(|block| bed.block(block));
+    assert_eq!(found, [Some(false), Some(false), Some(false), Some(true)]);
+    // A footer tells which blocks may be dirty.
+    let mut rooms = Rooms::new(0);
+    rooms.dirty(0..7);
+    rooms.dirty(10..16);
+    rooms.dirty(20..27);
+    let last = rooms.log.next_lsn().0 - 1;
+    let stop = stopped_at(last, &[(VOLUME, Lsn(last - 1))]);
+    let bed = Bed::with(rooms, |config| config.last_stop = stop).serving();
+    assert_eq!((bed.block(0), bed.block(26)), (Some(false), Some(true)));
+    assert!(bed.rooms.contents.dirty().blocks() <= 7);
 }
 
 #[test]

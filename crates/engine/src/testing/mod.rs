@@ -15,8 +15,8 @@ use forebay_block::{
 };
 
 use crate::{
-    CacheShare, ContentLocality, DirtyShare, Effects, Engine, Eviction, Mode, Pace, Part, Reply,
-    Request, RequestId, Shard, ShardConfig, Stats, Target, Trust, VolumeConfig,
+    CacheShare, ContentLocality, DirtyShare, Effects, Engine, Eviction, LastStop, Mode, Pace, Part,
+    Reply, Request, RequestId, Shard, ShardConfig, Stats, Target, Trust, VolumeConfig,
 };
 
 /// The only volume of [`config`].
@@ -73,6 +73,7 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
         trust: Trust::Full,
         detached: Vec::new(),
         accept_loss: false,
+        last_stop: LastStop::default(),
         epoch: 1,
     }
 }

@@ -3,6 +3,7 @@
 //! The engine reads the log as at a start, and destages as it does when a cache device has failed;
 //! here its reads and writes are carried out one by one.
 
+use std::fmt::Display;
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,16 +18,18 @@ use forebay_control::units::Size;
 use forebay_device::{BlockDevice, open_cache_read_only, open_primary};
 use forebay_engine::salvage::{Hole, LostRange};
 use forebay_engine::{
-    ContentLocality, Effects, Engine, Eviction, Mode, Pace, Shard, ShardConfig, State, Target,
-    Trust, VolumeConfig,
+    ContentLocality, Effects, Engine, Eviction, LastStop, Mode, Pace, Shard, ShardConfig, State,
+    Target, Trust, VolumeConfig,
 };
 use forebay_format::{Superblock, VolumeRecord};
 use forebay_runtime::detached::{self, OfShard};
 use forebay_runtime::{Blocking, Record, Witness};
 use forebay_volume::offline;
-use forebay_volume::pool::{self, Refusal, area_of, index_blocks, is_removed};
+use forebay_volume::pool::{self, area_of, index_blocks, is_removed};
 use serde_json::{Value, json};
 
+use crate::server::cache::stops::Stops;
+use crate::server::cache::superblocks::Superblocks;
 use crate::server::cache::{of_shard, read_at};
 use crate::server::primaries;
 use crate::server::primaries::samples::Table;
@@ -79,6 +82,7 @@ struct Known {
     samples: Option<Table>,
     /// Stripes that the cache left when it had failed: the primaries have newer blocks of them.
     detached: Vec<OfShard>,
+    stops: Stops,
 }
 
 /// A volume of the cache, and the destination of its blocks.
@@ -176,8 +180,12 @@ pub fn run(args: &SalvageArgs) -> anyhow::Result<()> {
     if let Err(why) = pool::last_used(&superblock, known.witness.as_ref()) {
         overrule(args, &args.cache.display().to_string(), &why)?;
     }
+    let size = queue.info().size;
+    if let Err(why) = known.stops.check(&Superblocks::read(&mut queue, size)?.known) {
+        overrule(args, &args.cache.display().to_string(), &why)?;
+    }
     let volumes = chosen(args, &superblock, &known)?;
-    let outcome = salvage(&mut queue, &superblock, volumes, &known.detached)?;
+    let outcome = salvage(&mut queue, &superblock, volumes, &known)?;
     report(args, &superblock, &outcome)?;
     if !outcome.is_whole() {
         let saved = if args.list { "readable" } else { "saved" };
@@ -190,7 +198,7 @@ pub fn run(args: &SalvageArgs) -> anyhow::Result<()> {
 pub fn survey(path: &Path, queue: &mut Blocking) -> anyhow::Result<Outcome> {
     let superblock = superblock_of(path, queue)?;
     let volumes = superblock.volumes.iter().map(|record| counted(record.clone())).collect();
-    salvage(queue, &superblock, volumes, &[])
+    salvage(queue, &superblock, volumes, &Known::default())
 }
 
 fn counted(record: VolumeRecord) -> Saved {
@@ -239,11 +247,16 @@ fn known(state: &Path, superblock: &Superblock) -> anyhow::Result<Known> {
         eprintln!("forebay: the samples of the primaries cannot be read, and are ignored: {error}");
         None
     });
-    Ok(Known { samples, detached: detached::read(state, uuid)?, witness: Some(record) })
+    Ok(Known {
+        samples,
+        detached: detached::read(state, uuid)?,
+        witness: Some(record),
+        stops: Stops::load(state, superblock)?,
+    })
 }
 
 /// Passes a refusal over if that is wanted, or if nothing is written.
-fn overrule(args: &SalvageArgs, what: &str, why: &Refusal) -> anyhow::Result<()> {
+fn overrule(args: &SalvageArgs, what: &str, why: &dyn Display) -> anyhow::Result<()> {
     if !args.force && !args.list {
         bail!("{what}: {why}. Nothing was written; to write the blocks all the same, add --force");
     }
@@ -322,12 +335,13 @@ fn salvage(
     cache: &mut Blocking,
     superblock: &Superblock,
     mut volumes: Vec<Saved>,
-    detached: &[OfShard],
+    known: &Known,
 ) -> anyhow::Result<Outcome> {
     let (mut lost, mut holes, mut refused) = (Vec::new(), Vec::new(), Vec::new());
     for shard in 0..superblock.shards.len() {
-        let detached = of_shard(detached, shard);
-        let config = ShardConfig { detached, ..config_of(superblock, shard, &volumes) };
+        let detached = of_shard(&known.detached, shard);
+        let last_stop = known.stops.of_shard(shard);
+        let config = ShardConfig { detached, last_stop, ..config_of(superblock, shard, &volumes) };
         let engine = Engine::new(config, Instant(0));
         let mut drive = Drive { engine, fx: Effects::default(), now: Instant(0) };
         drive.run(cache, &mut volumes)?;
@@ -393,6 +407,7 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         detached: Vec::new(),
         accept_loss: true,
         epoch: superblock.epoch,
+        last_stop: LastStop::default(),
     }
 }
 

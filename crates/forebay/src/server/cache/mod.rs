@@ -1,12 +1,12 @@
 //! The cache device of a server: opened or created, handed to the shards, and closed. The engine
 //! makes the decisions (`pool::open`, `pool::closed`); this module carries them out.
 
-mod drained;
 pub mod foreign;
 mod memory;
 mod once;
 mod reset;
 pub mod size;
+pub mod stops;
 pub mod superblocks;
 
 use std::io::{ErrorKind, Read};
@@ -41,6 +41,7 @@ use crate::server::primaries::samples::{Sample, Table};
 use crate::server::primaries::users::Users;
 use crate::server::primaries::{self, returns, samples};
 use crate::server::settings::KeptSettings;
+use stops::Stops;
 use superblocks::Superblocks;
 
 /// Bytes of buffers shared by all threads.
@@ -68,6 +69,8 @@ pub struct Cache {
     state_dir: PathBuf,
     /// The loss that was accepted for this start.
     accepted: Option<String>,
+    /// What was known of earlier stops.
+    stops: Stops,
     /// Files that this start has created, until it serves.
     made: Made,
 }
@@ -150,11 +153,16 @@ pub fn open(
     let found = Superblocks::read(&mut queue, size)?;
     let (primaries, gone) = primaries::stand_in(config, opened, found.newest(), args.reset_cache)?;
     reset::not_swapped(args, config, &primaries, found.newest(), start.applied)?;
-    let allowed = reset::allowed(args, config, &mut queue, size)?;
     let witness = Witness::open(&config.cache.state_dir).context(NO_STATE)?;
     made.state = Some(witness.state().clone());
     let applied = start.applied;
-    let how = (args, allowed.reset, start);
+    let stops = found.newest().map(|pool| Stops::load(witness.state(), pool)).transpose();
+    let stops = stops.context(NO_STATE)?.unwrap_or_default();
+    let allowed = reset::allowed(args, config, &mut queue, size, &stops)?;
+    if !allowed.reset && allowed.accepted.is_none() {
+        stops.check(&found.known)?;
+    }
+    let how = (args, allowed.reset, start, &stops);
     let (opened, unchanged) =
         decide_on(how, config, &primaries, &mut queue, (size, &found), &witness)
             .map_err(|error| reset::explain(error, &mut queue, size))
@@ -185,6 +193,12 @@ pub fn open(
     let users = Users::begin(witness.state(), uuid, &primaries).context(NO_STATE)?;
     made.users = Some(users.clone());
     let table = primaries::sample(&opened, &primaries, &unchanged, witness.state());
+    let stops = if opened.fresh { Stops::default() } else { stops };
+    let loss = allowed.accepted.is_some();
+    // Without it the next start relies on the log alone.
+    if let Err(error) = stops.begin(witness.state(), &opened.superblock, loss) {
+        tracing::warn!(%error, "the last stop is not on record any more");
+    }
     let kept = (&table, &settings);
     // The space of a file stays allocated, so that writes do not run out of it.
     let discards = config.cache.discard && device.info().discard && !device.keeps_space();
@@ -198,7 +212,7 @@ pub fn open(
     let list = DetachedList::open(witness.state(), superblock.uuid);
     let (list, detached) = list.context(NO_STATE)?;
     let shards = shards_of(
-        (allowed.accepted.is_some(), &detached),
+        (loss, &detached, &stops),
         config,
         &opened,
         &registry,
@@ -227,6 +241,7 @@ pub fn open(
         users,
         state_dir: config.cache.state_dir.clone(),
         accepted: allowed.accepted,
+        stops,
         made,
     };
     Ok((cache, plan, settings))
@@ -303,6 +318,7 @@ impl Cache {
         for line in loss.lines() {
             tracing::error!("accepted, since --accept-data-loss was given: {line}");
         }
+        Stops::forget(self.witness.state(), self.superblock.uuid)?;
         once::mark(&self.state_dir, self.superblock.uuid, once::ACCEPTED, loss)
     }
 
@@ -368,8 +384,8 @@ impl Cache {
         superblocks::write(&mut queue, &superblock, self.next_copy)
             .context("the cache cannot be closed; the next start recovers as after a crash")?;
         // Without it the next start takes more for dirty than is.
-        if let Err(error) = drained::store(self.witness.state(), &superblock, stopped) {
-            tracing::warn!(%error, "the volumes without dirty blocks are not on record");
+        if let Err(error) = self.stops.end(self.witness.state(), &superblock, stopped) {
+            tracing::warn!(%error, "the stop is not on record");
         }
         match record {
             Some(record) if stopped.dirty_blocks == 0 => {
@@ -420,7 +436,7 @@ pub fn read_at(
 }
 
 fn decide_on(
-    (args, reset, start): (&ServeArgs, bool, Start<'_>),
+    (args, reset, start, stops): (&ServeArgs, bool, Start<'_>, &Stops),
     config: &Config,
     primaries: &[Arc<dyn BlockDevice>],
     queue: &mut Blocking,
@@ -437,8 +453,7 @@ fn decide_on(
     let (specs, unchanged) = primaries::specs(args, config, primaries, newest, witness.state())?;
     let absent = match newest {
         Some(pool) if !args.reset_cache => {
-            let drained = drained::load(witness.state(), pool).context(NO_STATE)?;
-            gone((args, &drained), queue, device_size, pool, &specs)?
+            gone((args, stops.drained(pool)), queue, device_size, pool, &specs)?
         }
         _ => Vec::new(),
     };
@@ -599,7 +614,7 @@ pub fn of_shard(detached: &[OfShard], shard: usize) -> Vec<DetachedStripe> {
 
 /// The constructors of the shards, each with its share of the memory.
 fn shards_of(
-    (accept_loss, detached): (bool, &[OfShard]),
+    (accept_loss, detached, stops): (bool, &[OfShard], &Stops),
     config: &Config,
     opened: &Opened,
     registry: &Registry,
@@ -656,6 +671,7 @@ fn shards_of(
             detached: of_shard(detached, shard),
             accept_loss,
             epoch: superblock.epoch,
+            last_stop: stops.of_shard(shard),
         };
         let make: MakeShard = Box::new(move |buffers| -> Box<dyn Shard> {
             Box::new(Engine::new(ShardConfig { buffers, ..config }, clock.now()))

@@ -16,6 +16,7 @@ use forebay_volume::offline;
 use crate::server::applying::Applying;
 use crate::server::args::ServeArgs;
 use crate::server::cache::read_at;
+use crate::server::cache::stops::Stops;
 use crate::server::cache::{foreign, once};
 
 /// The options that are valid at this start.
@@ -69,6 +70,7 @@ pub fn allowed(
     config: &Config,
     queue: &mut Blocking,
     size: u64,
+    stops: &Stops,
 ) -> anyhow::Result<Allowed> {
     let state = &config.cache.state_dir;
     let found = superblock(queue, size);
@@ -84,7 +86,7 @@ pub fn allowed(
             None => may_overwrite(args, config, queue, size)?,
         }
     }
-    let accepted = if accept && found.is_some() { damage(queue, size)? } else { None };
+    let accepted = if accept && found.is_some() { damage(queue, size, stops)? } else { None };
     Ok(Allowed { reset, accepted })
 }
 
@@ -181,10 +183,18 @@ fn may_overwrite(
 }
 
 /// The damage to a cache's log that may have cost dirty data; `None` if there is none.
-fn damage(queue: &mut Blocking, size: u64) -> anyhow::Result<Option<String>> {
+fn damage(queue: &mut Blocking, size: u64, stops: &Stops) -> anyhow::Result<Option<String>> {
     let mut read = |offset: u64, bytes: &mut [u8]| read_at(queue, size, offset, bytes);
     let report = offline::examine(&mut read, false).map_err(|error| anyhow!(error))?;
     let damage = report.problems.iter().filter(|problem| problem.dirty);
-    let damage: Vec<String> = damage.map(|one| format!("{}: {}", one.place, one.what)).collect();
+    let mut damage: Vec<String> =
+        damage.map(|one| format!("{}: {}", one.place, one.what)).collect();
+    for (number, shard) in report.shards.iter().enumerate() {
+        let end = stops.of_shard(number).end;
+        if shard.last_lsn < end {
+            let last = shard.last_lsn;
+            damage.push(format!("shard {number}: the log ends at {last}; a stop wrote {end}"));
+        }
+    }
     Ok((!damage.is_empty()).then(|| damage.join("\n")))
 }
