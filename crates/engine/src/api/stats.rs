@@ -301,13 +301,17 @@ statistics! {
         Counter Blocks ssd_hit_blocks of volume;
         /// Blocks that reads took from a primary.
         Counter Blocks primary_read_blocks of volume;
+        /// Blocks of which a write that covers them in part needed the old content.
+        ///
+        /// From any tier. They are in no other counter of blocks.
+        Counter Blocks merge_read_blocks of volume;
         /// Read requests of clients.
         Counter Requests reads of volume;
         /// Bytes that clients read.
         Counter Bytes read_bytes of volume;
         /// Write requests of clients.
         Counter Requests writes of volume;
-        /// Bytes that clients wrote.
+        /// Bytes that clients wrote, write-zeroes included.
         Counter Bytes write_bytes of volume;
         /// Flush requests of clients; each counts at every shard.
         Counter Requests flushes of volume;

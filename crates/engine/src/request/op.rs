@@ -126,9 +126,16 @@ pub struct WriteOp {
     pub direct: Option<u64>,
     /// The first error.
     pub error: Option<IoError>,
+    /// The slowest tier that it waits for, unless it goes to the primary itself.
+    pub tier: Tier,
 }
 
 impl WriteOp {
+    /// Notes that the write waits for a tier.
+    pub fn wait_for(&mut self, tier: Tier) {
+        self.tier = self.tier.max(tier);
+    }
+
     /// The blocks it touches.
     pub fn keys(&self) -> impl Iterator<Item = Key> + Clone + use<> {
         let volume = self.volume;

@@ -27,11 +27,14 @@ use crate::request::op::{Op, ReadOp, ReadOwner};
 use crate::request::{Requests, reply};
 use crate::slab::Id;
 
-/// Number of blocks of a read that were cached or missed.
+/// Number of blocks of a read that were cached or missed, and of those that are read from RAM and
+/// from the cache device.
 #[derive(Default)]
 pub(super) struct Found {
     hits: u64,
     misses: u64,
+    ram: u64,
+    ssd: u64,
 }
 
 impl Requests {
@@ -147,6 +150,7 @@ impl Requests {
         fx: &mut Effects,
     ) -> Found {
         let distrusts = cache.volume(volume).distrusted;
+        let merges = self.is_merge(op);
         let mut found = Found::default();
         let mut ssd: Vec<Stored> = Vec::new();
         let mut missing = BlockRange::default();
@@ -159,12 +163,11 @@ impl Requests {
             // until it gets one. Only the holder of the lock knows that its write has not done so
             // yet.
             let quiet = read.quiet;
-            let sees_ram =
-                matches!(read.owner, ReadOwner::Merge(..)) || !cache.locks.is_locked(key);
+            let sees_ram = merges || !cache.locks.is_locked(key);
             let trusted = !distrusts || cache.contents.dirty().contains(key);
             if sees_ram && trusted && copy_from_ram(&mut cache.ram, read, key) {
                 found.hits += 1;
-                cache.stats_of(volume).ram_hit_blocks += 1;
+                found.ram += 1;
                 if !quiet {
                     cache.note_hit(key);
                 }
@@ -186,19 +189,31 @@ impl Requests {
             if cache.contents.fenced().contains(&key) {
                 self.read_failed(op, ErrorKind::Corrupt.into());
             } else if place.kind == EntryKind::Zero {
-                cache.stats_of(volume).ram_hit_blocks += 1;
+                found.ram += 1;
                 self.fill_read(op, block, &[0; BLOCK_SIZE]);
             } else if place.kind.is_associate() {
-                cache.stats_of(volume).ssd_hit_blocks += 1;
+                found.ssd += 1;
                 self.read_delta(cache, op, Stored { key, place }, fx);
             } else if !self.read_from_failed_record(cache, op, key, &place) {
                 ssd.push(Stored { key, place });
             }
         }
         self.fetch_missing(cache, op, volume, missing, fx);
-        cache.stats_of(volume).ssd_hit_blocks += ssd.len() as u64;
+        found.ssd += ssd.len() as u64;
         self.read_ssd(cache, op, ssd, fx);
+        let stats = cache.stats_of(volume);
+        if merges {
+            stats.merge_read_blocks += found.ram + found.ssd;
+        } else {
+            stats.ram_hit_blocks += found.ram;
+            stats.ssd_hit_blocks += found.ssd;
+        }
         found
+    }
+
+    /// Whether a read is of the old content of a block, for a write.
+    pub(super) fn is_merge(&self, op: Id) -> bool {
+        matches!(self.ops.get(op), Op::Read(ReadOp { owner: ReadOwner::Merge(..), .. }))
     }
 
     /// Notes that a read waits for a tier.
@@ -432,6 +447,7 @@ impl Requests {
             ReadOwner::Client(id) => reply(fx, id, result, read.buf, Some(read.tier)),
             ReadOwner::Prefetch(id) => reply(fx, id, result, IoBuf::empty(), None),
             ReadOwner::Merge(write, first) => {
+                self.write(write).wait_for(read.tier);
                 self.merge_read(cache, write, first, result, read.buf, fx)
             }
         }

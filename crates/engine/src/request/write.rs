@@ -85,6 +85,7 @@ impl Requests {
             through: mode.is_complete(),
             direct: None,
             error: None,
+            tier: Tier::Cache,
         }));
         let dirties = op != IoOp::Discard
             && bypass.is_none()
@@ -208,11 +209,16 @@ impl Requests {
         }
         if direct && op != IoOp::Discard {
             let why = match (cache.health(), bypass) {
-                (Health::Draining | Health::Detached, _) => Bypass::Degraded,
-                (_, Some(why)) => why,
-                _ => Bypass::Mode,
+                (Health::Draining | Health::Detached, _) => Some(Bypass::Degraded),
+                (_, None) if matches!(mode, Mode::WriteAround | Mode::PassThrough) => {
+                    Some(Bypass::Mode)
+                }
+                // Long zeroes go to the primary in every mode.
+                (_, why) => why,
             };
-            cache.stats_of(volume).bypassed_by[why as usize] += 1;
+            if let Some(why) = why {
+                cache.stats_of(volume).bypassed_by[why as usize] += 1;
+            }
         }
         self.write(id).path = if direct { Path::Direct } else { Path::Cached };
         // The primary's bytes of a kept block are not its content, so whole blocks are written.
@@ -527,7 +533,7 @@ impl Requests {
             unreachable!("a write's id names a write");
         };
         let on_primary = write.through || write.path == Path::Direct;
-        let tier = if on_primary { Tier::Primary } else { Tier::Cache };
+        let tier = if on_primary { Tier::Primary } else { write.tier };
         let tier = (write.op == IoOp::Write).then_some(tier);
         let WriteOp { id, buf, direct, .. } = write;
         fx.replies.push(Reply { id, result, buf, direct, tier });

@@ -105,6 +105,38 @@ fn both_edges_of_a_write_are_read_and_merged() {
     assert_eq!(bed.bytes(), merged);
 }
 
+/// They counted as blocks that clients had read, and the write as served by the cache device.
+#[test]
+fn a_write_that_waits_for_an_edge_on_the_primary_says_so() {
+    let mut bed = Bed::new();
+    bed.write_part(1000, &[7; 100]);
+    let read = bed.rooms.only();
+    assert_eq!(read.0, PRIMARY);
+    bed.end(read, Ok(()));
+    // Its second one is in RAM.
+    bed.log_written();
+    bed.write_part(2000, &[7; 100]);
+    bed.log_written();
+    let tiers: Vec<_> = bed.rooms.fx.replies.drain(..).map(|reply| reply.tier).collect();
+    assert_eq!(tiers, [Some(Tier::Primary), Some(Tier::Cache)]);
+    let stats = bed.rooms.stats_of(VOLUME);
+    assert_eq!((stats.merge_read_blocks, stats.writes), (2, 2));
+    assert_eq!((stats.ram_hit_blocks, stats.ssd_hit_blocks, stats.primary_read_blocks), (0, 0, 0));
+}
+
+#[test]
+fn only_what_a_mode_does_not_cache_counts_as_bypassed_by_it() {
+    let mut bed = Bed::new();
+    let long = ByteRange::new(0, ZEROES_DIRECT_BLOCKS * BLOCK);
+    bed.submit(IoOp::WriteZeroes, long, &[], false);
+    assert_eq!(bed.wanted(), [(PRIMARY, IoOp::WriteZeroes, 0, ZEROES_DIRECT_BLOCKS)]);
+    let bypassed = |bed: &mut Bed| bed.rooms.stats_of(VOLUME).bypassed_by;
+    assert_eq!(bypassed(&mut bed), [0; 4]);
+    bed.set_mode(Mode::WriteAround);
+    bed.write(500, &content(5));
+    assert_eq!(bypassed(&mut bed)[Bypass::Mode as usize], 1);
+}
+
 #[test]
 fn a_write_whose_edge_cannot_be_read_fails_and_lets_the_next_one_go_on() {
     let mut bed = Bed::new();
