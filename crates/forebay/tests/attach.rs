@@ -265,6 +265,60 @@ fn a_signal_writes_back_what_mounted_file_systems_have() {
     server.stop(&[]);
 }
 
+/// A mounted btrfs has numbers that are no device's. It is seen all the same: written back at a
+/// signal, named, and unmounted by `detach`, also if the disk is the second of its devices.
+#[test]
+fn a_mounted_btrfs_is_seen() {
+    let Some(_alone) = alone() else { return };
+    if !have(&["mkfs.btrfs", "btrfs"]) {
+        return;
+    }
+    let (place, _cleanup, arguments) = disk_of(256 * MIB);
+    let server = place.start(&arguments);
+    let device = attach(&server, &[]);
+    run(&["mkfs.btrfs", "-q"], &device);
+    let (mounted, mount) = mount_point(&place);
+    let shown = mounted.to_string_lossy().into_owned();
+    let mounting = Command::new("mount").args([&device, &shown]).output().expect("it runs");
+    if !mounting.status.success() {
+        skip("this kernel has no btrfs");
+        return;
+    }
+    let said = refused(&server, &["attach", "disk"]);
+    assert!(said.contains(&shown), "{said}");
+    run(&["btrfs", "-q", "subvolume", "create"], &mounted.join("sub").to_string_lossy());
+    let again = place.path("again");
+    fs::create_dir_all(&again).expect("a directory can be made");
+    let again = again.to_string_lossy().into_owned();
+    client("mount", &["-o", "subvol=sub", &device, &again]);
+    let said = refused(&server, &["detach", "disk"]);
+    assert!(said.contains("several places") && said.contains(&again), "{said}");
+    client("umount", &[&again]);
+    let out: serde_json::Value =
+        serde_json::from_str(&server.ask(&["detach", "disk", "--json"])).expect("it is JSON");
+    assert_eq!(out[0]["mounted"], serde_json::json!(shown));
+    attach(&server, &[&mount]);
+    fs::write(mounted.join("never-flushed"), noise(4, 3 << 20)).expect("it is written");
+    server.signal("TERM");
+    assert_eq!(server.wait(), Some(0));
+    let server = place.start(&arguments);
+    server.ask(&["detach", "disk"]);
+    let device = attach(&server, &[&mount]);
+    let found = fs::read(mounted.join("never-flushed")).expect("it is there");
+    assert!(found == noise(4, 3 << 20));
+    // The kernel names the first device of a file system as the source of its mount.
+    client("umount", &[&shown]);
+    place.make("first", 256 * MIB);
+    let first = run(&["losetup", "--find", "--show"], &place.text("first")).trim().to_owned();
+    client("mkfs.btrfs", &["-q", "-f", "-d", "raid0", &first, &device]);
+    client("mount", &[&first, &shown]);
+    let out: serde_json::Value =
+        serde_json::from_str(&server.ask(&["detach", "disk", "--json"])).expect("it is JSON");
+    client("losetup", &["-d", &first]);
+    assert_eq!(out[0]["mounted"], serde_json::json!(shown));
+    server.stop(&[]);
+}
+
 #[test]
 fn without_files_or_root_nothing_is_attached() {
     let place = Place::new();

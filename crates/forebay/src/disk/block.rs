@@ -17,6 +17,8 @@ const SYNC_PATIENCE: Duration = Duration::from_secs(30);
 const SYNC_STEP: Duration = Duration::from_millis(10);
 /// The kernel's block devices.
 pub const BLOCK_DEVICES: &str = "/sys/block";
+/// The same with their partitions.
+const ALL_BLOCK_DEVICES: &str = "/sys/class/block";
 
 fn name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or_default()
@@ -28,12 +30,50 @@ pub fn names(directory: &Path) -> Vec<String> {
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-/// Where its file system is mounted.
+/// The numbers of block devices, as `7:0`, by their names.
+fn numbers(names: &[String]) -> anyhow::Result<Vec<String>> {
+    let read = |name: &String| {
+        let path = format!("{ALL_BLOCK_DEVICES}/{name}/dev");
+        let numbers = fs::read_to_string(&path).with_context(|| path)?;
+        Ok(numbers.trim().to_owned())
+    };
+    names.iter().map(read).collect()
+}
+
+/// The device and its partitions, by their names.
+fn with_partitions(name: &str) -> Vec<String> {
+    let directory = Path::new(ALL_BLOCK_DEVICES).join(name);
+    let parts = names(&directory).into_iter();
+    let parts = parts.filter(|part| directory.join(part).join("partition").exists());
+    std::iter::once(name.to_owned()).chain(parts).collect()
+}
+
+/// The device, its partitions, and the devices built on any of them, by their names.
+fn with_all_above(name: &str) -> Vec<String> {
+    let mut all = with_partitions(name);
+    let mut at = 0;
+    while at < all.len() {
+        let held = names(&Path::new(ALL_BLOCK_DEVICES).join(&all[at]).join("holders"));
+        let new: Vec<_> = held.into_iter().filter(|one| !all.contains(one)).collect();
+        all.extend(new);
+        at += 1;
+    }
+    all
+}
+
+/// Where its file system is mounted, or those on its partitions.
 pub fn mounted(path: &str) -> anyhow::Result<Vec<PathBuf>> {
-    let numbers = fs::read_to_string(format!("{BLOCK_DEVICES}/{}/dev", name(path)));
-    let numbers = numbers.with_context(|| path.to_owned())?;
-    let found = mounts::all()?.into_iter().filter(|entry| entry.device == numbers.trim());
-    Ok(found.map(|entry| entry.place).collect())
+    Ok(mounts::of_devices(Path::new("/"), &numbers(&with_partitions(name(path)))?)?)
+}
+
+/// Where file systems are mounted whose data ends up on it.
+fn mounted_above(path: &str) -> Vec<PathBuf> {
+    let found = numbers(&with_all_above(name(path)));
+    let found = found.and_then(|found| Ok(mounts::of_devices(Path::new("/"), &found)?));
+    found.unwrap_or_else(|error| {
+        tracing::warn!(path, "its file systems are not known: {error:#}");
+        Vec::new()
+    })
 }
 
 /// The devices built on it: device-mapper, RAID.
@@ -88,7 +128,7 @@ pub fn alone(path: &str) -> anyhow::Result<()> {
 pub fn write_back(path: &str) {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let open = |path: &Path| rustix::fs::open(path, flags, Mode::empty());
-    for place in mounted(path).unwrap_or_default() {
+    for place in mounted_above(path) {
         let written = open(&place).and_then(rustix::fs::syncfs);
         if let Err(error) = written {
             tracing::warn!(%error, place = %place.display(), "not written back");
@@ -105,7 +145,7 @@ pub fn write_back(path: &str) {
 /// the kernel waits for that end before it hands a ublk device to the next one.
 pub fn write_all_back(disks: &[String]) {
     let syncs = disks.iter().flat_map(|disk| {
-        let places = mounted(disk).unwrap_or_default().into_iter();
+        let places = mounted_above(disk).into_iter();
         let file_systems = places.map(|place| sync(&["--file-system".as_ref(), place.as_os_str()]));
         file_systems.chain([sync(&[disk.as_ref()])]).collect::<Vec<_>>()
     });

@@ -113,9 +113,7 @@ impl Device {
 
     /// Where file systems on it or on its partitions are mounted.
     pub fn mounted(&self, host: &Host) -> Vec<PathBuf> {
-        let own = self.with_partitions();
-        let all = mounts::of(&host.at("/proc/self/mountinfo")).unwrap_or_default();
-        all.into_iter().filter(|one| own.contains(&one.device)).map(|one| one.place).collect()
+        mounts::of_devices(&host.at("/"), &self.with_partitions()).unwrap_or_default()
     }
 
     /// Percent of its life that is used up, if `smartctl` can tell.
