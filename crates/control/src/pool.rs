@@ -298,6 +298,8 @@ pub struct PoolSnapshot {
     pub pid: u32,
     /// Its keeper.
     pub keeper: Keeper,
+    /// Why the state directory cannot be written, if so.
+    pub state_problem: Option<String>,
     /// Whether it has been told to stop.
     pub stopping: bool,
     /// Whether a signal ended the drain that was to come before the stop.

@@ -36,6 +36,13 @@ pub fn problems(pool: &PoolSnapshot) -> Vec<String> {
             "the keeper is gone: nobody starts the server again if it dies; restart it soon".into(),
         );
     }
+    if let Some(why) = &pool.state_problem {
+        all.push(format!(
+            "the state directory cannot be written: {why}; the server serves on, but a restart or \
+             an upgrade may fail, and no setting can be changed: free space there, or make it \
+             writable"
+        ));
+    }
     all.extend(pool.volumes.iter().flat_map(of_volume));
     let known: u64 = pool.volumes.iter().map(|volume| volume.state.lost_blocks).sum();
     let lost: u64 = pool.shards.iter().map(|shard| shard.stats.fenced_blocks).sum();

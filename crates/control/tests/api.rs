@@ -122,6 +122,7 @@ impl PoolControl for Table {
             uptime: Duration::from_secs(61),
             pid: 4711,
             keeper: Keeper::Process(4710),
+            state_problem: None,
             stopping: false,
             cache_path: "/dev/cache".to_owned(),
             cache_bytes: 1 << 30,

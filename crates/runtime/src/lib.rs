@@ -53,6 +53,6 @@ pub use pool::{
     FAREWELL_PATIENCE, Left, MakeShard, Pool, PoolConfig, PoolStats, Stopped, VolumeStats,
 };
 pub use record::{Recording, RecordingStatus};
-pub use state::{StateDir, file_of, sealed, unsealed};
+pub use state::{StateDir, file_of, is_full, sealed, unsealed};
 pub use uncached::Uncached;
 pub use witness::{Record, Witness};

@@ -14,11 +14,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_codec::crc32c;
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, StatVfsMountFlags};
 use rustix::io::Errno;
 
 /// Most files in the directory.
 const ENTRIES_MAX: usize = 16 << 10;
+/// End of the name of a file that is to replace another.
+const ASIDE: &str = ".new";
 /// Permissions of a file: only its owner's.
 const FILE_MODE: Mode = Mode::from_bits_truncate(0o600);
 /// Permissions of a new directory.
@@ -88,23 +90,135 @@ impl StateDir {
     /// # Errors
     /// If it could not be made durable: the next start may then find the old or the new text.
     pub fn replace(&self, name: &str, text: &str) -> io::Result<()> {
-        let aside = format!("{name}.new");
+        let aside = format!("{name}{ASIDE}");
         let write = || -> io::Result<()> {
-            // Left by a crash, or put there by another program: never write to an existing file.
-            match rustix::fs::unlinkat(&self.dir, &aside, AtFlags::empty()) {
-                Ok(()) | Err(Errno::NOENT) => {}
-                Err(error) => return Err(error.into()),
+            let mut file = self.create(&aside)?;
+            let renamed = file
+                .write_all(text.as_bytes())
+                .and_then(|()| file.sync_all())
+                .and_then(|()| Ok(rustix::fs::renameat(&self.dir, &aside, &self.dir, name)?));
+            if renamed.is_err() {
+                // It may take the space that others need.
+                let _ = rustix::fs::unlinkat(&self.dir, &aside, AtFlags::empty());
             }
-            let flags =
-                OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let file = rustix::fs::openat(&self.dir, &aside, flags, FILE_MODE)?;
-            let mut file = File::from(file);
-            file.write_all(text.as_bytes())?;
-            file.sync_all()?;
-            rustix::fs::renameat(&self.dir, &aside, &self.dir, name)?;
+            renamed?;
             Ok(rustix::fs::fsync(&self.dir)?)
         };
         write().map_err(|error| named(&self.path.join(name), &error))
+    }
+
+    /// Creates a file in place of the one of this name.
+    fn create(&self, name: &str) -> io::Result<File> {
+        // Left by a crash, or put there by another program: never write to an existing file.
+        match rustix::fs::unlinkat(&self.dir, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(File::from(rustix::fs::openat(&self.dir, name, flags, FILE_MODE)?))
+    }
+
+    /// Makes the file `name` an empty one, which takes no space; durable when this returns.
+    ///
+    /// # Errors
+    /// If it cannot be made durable. If the file is not a regular one, or others may have written
+    /// it.
+    pub fn empty(&self, name: &str) -> io::Result<()> {
+        let empty = || -> io::Result<()> {
+            let flags = OFlags::WRONLY
+                | OFlags::CREATE
+                | OFlags::NONBLOCK
+                | OFlags::NOFOLLOW
+                | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(&self.dir, name, flags, FILE_MODE)?;
+            check_file(&file)?;
+            let file = File::from(file);
+            file.set_len(0)?;
+            file.sync_all()?;
+            Ok(rustix::fs::fsync(&self.dir)?)
+        };
+        empty().map_err(|error| named(&self.path.join(name), &error))
+    }
+
+    /// Makes the file `name` durable as it is.
+    ///
+    /// # Errors
+    /// If it cannot be made durable.
+    pub fn sync(&self, name: &str) -> io::Result<()> {
+        let sync = || -> io::Result<()> {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(&self.dir, name, flags, Mode::empty())?;
+            rustix::fs::fsync(&file)?;
+            Ok(rustix::fs::fsync(&self.dir)?)
+        };
+        sync().map_err(|error| named(&self.path.join(name), &error))
+    }
+
+    /// Whether files can be created here, as far as the file system tells without a write.
+    ///
+    /// # Errors
+    /// The reason why not.
+    pub fn is_writable(&self) -> io::Result<()> {
+        let look = || -> io::Result<()> {
+            if rustix::fs::fstat(&self.dir)?.st_nlink == 0 {
+                return Err(io::Error::new(io::ErrorKind::NotFound, "was removed"));
+            }
+            let found = rustix::fs::fstatvfs(&self.dir)?;
+            if found.f_flag.contains(StatVfsMountFlags::RDONLY) {
+                return Err(Errno::ROFS.into());
+            }
+            // Root may use what is kept back. Some file systems count no blocks, or no files.
+            let root = rustix::process::geteuid().is_root();
+            let blocks = if root { found.f_bfree } else { found.f_bavail };
+            let no_block = found.f_blocks > 0 && blocks == 0;
+            let no_file = found.f_files > 0 && found.f_ffree == 0;
+            if no_block || no_file { Err(Errno::NOSPC.into()) } else { Ok(()) }
+        };
+        look().map_err(|error| named(&self.path, &error))
+    }
+
+    /// Whether files of `bytes` in all can be created here: one is, and is removed at once.
+    ///
+    /// # Errors
+    /// The reason why not.
+    pub fn has_room_for(&self, bytes: usize) -> io::Result<()> {
+        let name = format!("room-{}{ASIDE}", std::process::id());
+        let write = || -> io::Result<()> {
+            let mut file = self.create(&name)?;
+            // Without a name it goes with this process.
+            rustix::fs::unlinkat(&self.dir, &name, AtFlags::empty())?;
+            file.write_all(&vec![0; bytes])?;
+            file.sync_all()
+        };
+        write().map_err(|error| named(&self.path, &error))
+    }
+
+    /// The bytes of the largest file about the cache `uuid` among those of these kinds.
+    ///
+    /// # Errors
+    /// If the directory cannot be read.
+    pub fn largest(&self, uuid: [u8; 16], kinds: &[&str]) -> io::Result<u64> {
+        let mut sizes = kinds.iter().map(|kind| {
+            let name = file_of(uuid, kind);
+            match rustix::fs::statat(&self.dir, &name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(found) => Ok(u64::try_from(found.st_size).unwrap_or_default()),
+                Err(Errno::NOENT) => Ok(0),
+                Err(error) => Err(named(&self.path.join(name), &error.into())),
+            }
+        });
+        sizes.try_fold(0, |most, size| Ok(most.max(size?)))
+    }
+
+    /// Removes what a crash has left of files of the cache `uuid` that were being replaced. Its
+    /// device must be ours alone.
+    ///
+    /// # Errors
+    /// If the directory cannot be read, or a file cannot be removed.
+    pub fn sweep(&self, uuid: [u8; 16]) -> io::Result<()> {
+        let id = file_of(uuid, "");
+        let is_left = |name: &String| name.starts_with(&id) && name.ends_with(ASIDE);
+        self.names()?.iter().filter(|name| is_left(name)).try_for_each(|name| self.remove(name))
     }
 
     /// Appends text to the file `name`, and creates it if it does not exist; durable when this
@@ -248,6 +362,12 @@ pub fn unsealed(text: &str) -> Option<&str> {
     (format!("{:08x}", crc32c(body.as_bytes())) == sum).then_some(body)
 }
 
+/// Whether there was no space for a file.
+#[must_use]
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 pub(crate) fn named(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
@@ -307,6 +427,36 @@ mod tests {
         assert_eq!(state.read("a", 100).unwrap(), None);
         fs::create_dir(&path).unwrap();
         assert!(state.read("a", 100).unwrap_err().to_string().contains("no regular file"));
+    }
+
+    #[test]
+    fn what_a_crash_left_is_swept_and_other_caches_keep_theirs() {
+        let dir = TempDir::new();
+        let state = StateDir::open(&dir.path("state")).unwrap();
+        let (own, other) = ([1; 16], [2; 16]);
+        let names = [
+            file_of(own, "witness"),
+            file_of(own, "witness.new"),
+            file_of(other, "witness.new"),
+            "applying.new".to_owned(),
+        ];
+        for name in &names {
+            fs::write(dir.path("state").join(name), "text").unwrap();
+        }
+        state.sweep(own).unwrap();
+        let mut left = state.names().unwrap();
+        left.retain(|name| !name.starts_with("."));
+        left.sort();
+        let mut kept = [0, 2, 3].map(|at: usize| names[at].clone());
+        kept.sort();
+        assert_eq!(left, kept);
+        assert_eq!(state.largest(own, &["witness", "samples"]).unwrap(), 4);
+        state.has_room_for(1 << 20).unwrap();
+        state.empty(&names[0]).unwrap();
+        assert_eq!(state.largest(own, &["witness"]).unwrap(), 0);
+        state.is_writable().unwrap();
+        fs::remove_dir_all(dir.path("state")).unwrap();
+        assert!(state.is_writable().unwrap_err().to_string().contains("was removed"));
     }
 
     #[test]

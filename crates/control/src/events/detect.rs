@@ -23,6 +23,7 @@ pub(crate) struct Detector {
 struct Last {
     health: Health,
     keeper: Keeper,
+    state_fails: bool,
     stats: Stats,
     clients_refused: u64,
     volumes: Vec<VolumeSnapshot>,
@@ -51,6 +52,7 @@ impl Detector {
         self.last = Some(Last {
             health: pool.health(),
             keeper: pool.keeper,
+            state_fails: pool.state_problem.is_some(),
             stats,
             clients_refused: pool.clients_refused,
             volumes: pool.volumes.clone(),
@@ -131,6 +133,7 @@ impl Last {
         Self {
             health: Health::Good,
             keeper: if pool.keeper == Keeper::Gone { Keeper::Process(0) } else { pool.keeper },
+            state_fails: false,
             stats: Stats::default(),
             clients_refused: 0,
             volumes: Vec::new(),
@@ -185,6 +188,11 @@ fn health(last: &Last, pool: &PoolSnapshot, news: &mut Vec<News>) {
     if pool.keeper == Keeper::Gone && last.keeper != Keeper::Gone {
         let text = "the keeper is gone: nobody starts the server again if it dies".to_owned();
         news.push(News::new("keeper-gone", Severity::Error, text, "restart the server soon"));
+    }
+    if let Some(why) = pool.state_problem.as_ref().filter(|_| !last.state_fails) {
+        let text = format!("the state directory cannot be written: {why}");
+        let remedy = "free space there, or make it writable: a restart or an upgrade may fail";
+        news.push(News::new("state-failed", Severity::Error, text, remedy));
     }
 }
 
@@ -352,6 +360,7 @@ mod tests {
             uptime: Duration::from_secs(1),
             pid: 1,
             keeper: Keeper::Process(2),
+            state_problem: None,
             stopping: false,
             drain_given_up: false,
             cache_path: "/dev/cache".to_owned(),
@@ -389,9 +398,10 @@ mod tests {
     fn each_change_is_told_once() {
         let away = PrimaryHealth { away: Some(Duration::from_secs(1)), last_error: None };
         type Change = Box<dyn Fn(&mut PoolSnapshot)>;
-        let cases: [(&str, Change); 14] = [
+        let cases: [(&str, Change); 15] = [
             ("cache-failed", Box::new(|pool| pool.shards[0].health = Health::Draining)),
             ("keeper-gone", Box::new(|pool| pool.keeper = Keeper::Gone)),
+            ("state-failed", Box::new(|pool| pool.state_problem = Some("full".to_owned()))),
             ("cache-errors", Box::new(|pool| pool.shards[0].stats.cache_errors = 3)),
             ("cache-corrupt", Box::new(|pool| pool.shards[0].stats.corrupt_clean = 3)),
             ("cache-slow", Box::new(|pool| pool.shards[0].stats.slow_cache_ios = 1)),

@@ -222,7 +222,7 @@ fn known(state: &Path, superblock: &Superblock) -> anyhow::Result<Known> {
     let uuid = superblock.uuid;
     let found = match state.exists() {
         true => {
-            let witness = Witness::open(state).context(crate::server::cache::NO_STATE)?;
+            let witness = Witness::open(state).map_err(crate::server::cache::no_state)?;
             witness.load(uuid)?.map(|record| (record, witness))
         }
         false => None,
@@ -243,7 +243,7 @@ fn known(state: &Path, superblock: &Superblock) -> anyhow::Result<Known> {
         );
     }
     let state = witness.state();
-    let samples = Table::load(state, uuid, superblock.epoch).unwrap_or_else(|error| {
+    let samples = Table::load(state, superblock).unwrap_or_else(|error| {
         eprintln!("forebay: the samples of the primaries cannot be read, and are ignored: {error}");
         None
     });

@@ -4,11 +4,11 @@
 
 use std::io;
 
-use anyhow::Context;
 use forebay_block::{VOLUMES_MAX, VolumeId};
 use forebay_control::config::{Config, FILE_BYTES_MAX};
 use forebay_runtime::{StateDir, sealed, unsealed};
 
+use crate::server::cache::no_state;
 use crate::server::warm_up::WarmUp;
 
 /// Name of the file.
@@ -41,7 +41,7 @@ impl Applying {
     pub fn of(config: &Config, text: Option<&str>) -> anyhow::Result<Option<Self>> {
         let directory = &config.cache.state_dir;
         let Some(text) = text.filter(|_| directory.exists()) else { return Ok(None) };
-        let state = StateDir::open(directory).context(super::cache::NO_STATE)?;
+        let state = StateDir::open(directory).map_err(no_state)?;
         let found = state.read(NAME, BYTES_MAX)?.as_deref().and_then(parse);
         Ok(found.filter(|found| found.text == text))
     }

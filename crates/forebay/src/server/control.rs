@@ -34,6 +34,7 @@ use crate::server::recording::Trace;
 use crate::server::rules;
 use crate::server::serve::Order;
 use crate::server::settings::{KeptSettings, Wish};
+use crate::server::state_health::StateHealth;
 use crate::server::upgrades::Upgrades;
 use crate::server::warm_up::WarmUp;
 
@@ -50,6 +51,8 @@ pub struct Facts {
     pub volumes: Vec<VolumeSnapshot>,
     /// The keeper of the start.
     pub keeper: Parent,
+    /// Whether the state directory can be written.
+    pub state_health: Arc<StateHealth>,
 }
 
 /// The keeper at the start, if there was one: the parent process.
@@ -409,6 +412,7 @@ impl PoolControl for Running {
             uptime: self.began.elapsed(),
             pid: std::process::id(),
             keeper: self.facts.keeper.now(),
+            state_problem: self.facts.state_health.problem(),
             stopping,
             drain_given_up: given_up,
             cache_path: self.facts.cache_path.clone(),

@@ -24,6 +24,7 @@ mod recording;
 mod rules;
 pub mod serve;
 mod settings;
+mod state_health;
 mod takeover;
 mod upgrades;
 mod warm_up;

@@ -311,6 +311,7 @@ impl Serving {
         Applying::end(cache.state())?;
         kept.hold(&name, "", socket.as_fd())?;
         let events = events::open(cache.state(), cache.uuid(), &config.events, came)?;
+        cache.take_news().into_iter().for_each(|news| events.tell(news));
         let monitor = Monitor::start(Arc::clone(&running) as Arc<dyn PoolControl>, events)?;
         let control = Server::start(socket, Arc::clone(&monitor))?;
         let web = web.map(|web| web.serve(&monitor, &kept)).transpose()?;
@@ -541,5 +542,6 @@ fn facts(
         endpoints: Vec::new(),
         volumes: volumes.collect(),
         keeper: Parent::of(kept),
+        state_health: cache.state_health(),
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod foreign;
 mod memory;
+mod no_state;
 mod once;
 mod reset;
 pub mod size;
@@ -11,12 +12,13 @@ pub mod superblocks;
 
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
 use forebay_block::{Arena, BufPool, ByteRange, VOLUMES_MAX, VolumeId};
 use forebay_control::config::{CacheConfig, Config};
+use forebay_control::events::News;
 use forebay_control::units::Size;
 use forebay_device::{BlockDevice, Clock, OpenError, open_cache};
 use forebay_engine::{DetachedStripe, Engine, Health, ShardConfig, Trust, VolumeConfig};
@@ -33,16 +35,20 @@ use forebay_volume::{Registry, Volume};
 use crate::busy;
 use crate::server::applying::Applying;
 use crate::server::args::ServeArgs;
+use crate::server::control::locked;
 use crate::server::events::Came;
 use crate::server::primaries::Gone;
 use crate::server::primaries::keeper::Keeper;
 use crate::server::primaries::returns::{Missing, Returns};
 use crate::server::primaries::samples::{Sample, Table};
+use crate::server::primaries::store::Store;
 use crate::server::primaries::users::Users;
 use crate::server::primaries::{self, returns, samples};
 use crate::server::settings::KeptSettings;
+use crate::server::state_health::StateHealth;
+pub use no_state::no_state;
 use stops::Stops;
-use superblocks::Superblocks;
+use superblocks::{InUse, Superblocks};
 
 /// Bytes of buffers shared by all threads.
 const ARENA_BYTES: usize = 64 << 20;
@@ -55,14 +61,16 @@ const DESTAGE_DEPTH_MIN: usize = 8;
 
 /// A cache device in use.
 pub struct Cache {
-    device: Arc<dyn BlockDevice>,
     /// Usable size of the device, in bytes.
     device_bytes: u64,
     primaries: Vec<(VolumeId, Arc<dyn BlockDevice>)>,
     witness: Witness,
+    /// The superblock of the start.
     superblock: Superblock,
-    /// Index of the superblock copy to write next.
-    next_copy: usize,
+    in_use: Arc<Mutex<InUse>>,
+    health: Arc<StateHealth>,
+    /// What the start has found, until it is told.
+    news: Vec<News>,
     keeper: Keeper,
     returns: Returns,
     users: Users,
@@ -153,15 +161,18 @@ pub fn open(
     let found = Superblocks::read(&mut queue, size)?;
     let (primaries, gone) = primaries::stand_in(config, opened, found.newest(), args.reset_cache)?;
     reset::not_swapped(args, config, &primaries, found.newest(), start.applied)?;
-    let witness = Witness::open(&config.cache.state_dir).context(NO_STATE)?;
+    let witness = Witness::open(&config.cache.state_dir).map_err(no_state)?;
     made.state = Some(witness.state().clone());
     let applied = start.applied;
     let stops = found.newest().map(|pool| Stops::load(witness.state(), pool)).transpose();
-    let stops = stops.context(NO_STATE)?.unwrap_or_default();
+    let stops = stops.map_err(no_state)?.unwrap_or_default();
     let allowed = reset::allowed(args, config, &mut queue, size, &stops)?;
     if !allowed.reset && allowed.accepted.is_none() {
         stops.check(&found.known)?;
     }
+    let old = found.newest().filter(|_| !allowed.reset);
+    let news = old.map_or(Vec::new(), |old| no_state::missing(old, &witness));
+    news.iter().for_each(|news| tracing::warn!("{}; {}", news.text, news.remedy));
     let how = (args, allowed.reset, start, &stops);
     let (opened, unchanged) =
         decide_on(how, config, &primaries, &mut queue, (size, &found), &witness)
@@ -182,7 +193,6 @@ pub fn open(
     }
     opened.notes.iter().for_each(|note| tracing::warn!("{note}"));
     memory::check(config, &opened, ARENA_BYTES)?;
-    let old = found.newest().filter(|_| !allowed.reset);
     let mut settings = KeptSettings::of(witness.state(), &opened.superblock, old)?;
     if applied.is_some() {
         settings.forget();
@@ -190,27 +200,30 @@ pub fn open(
     settings.apply(config, &opened.ids)?;
     // Before the samples are taken, as this tells which primaries may still change.
     let uuid = opened.superblock.uuid;
-    let users = Users::begin(witness.state(), uuid, &primaries).context(NO_STATE)?;
+    let users = Users::begin(witness.state(), uuid, &primaries).map_err(no_state)?;
     made.users = Some(users.clone());
-    let table = primaries::sample(&opened, &primaries, &unchanged, witness.state());
+    let before = (witness.state(), old);
+    let mut table = primaries::sample(&opened, &primaries, &unchanged, before);
     let stops = if opened.fresh { Stops::default() } else { stops };
     let loss = allowed.accepted.is_some();
     // Without it the next start relies on the log alone.
     if let Err(error) = stops.begin(witness.state(), &opened.superblock, loss) {
         tracing::warn!(%error, "the last stop is not on record any more");
     }
+    let health = Arc::new(StateHealth::new(witness.state().clone()));
     let kept = (&table, &settings);
     // The space of a file stays allocated, so that writes do not run out of it.
     let discards = config.cache.discard && device.info().discard && !device.keeps_space();
     let made_by = (&*config, allowed.reset, discards);
-    let discard = put_on_record(made_by, &opened, kept, &witness, queue, &mut made)?;
+    let on_host = (&witness, &*health);
+    let (discard, on_record) = put_on_record(made_by, &opened, kept, on_host, queue, &mut made)?;
     let Opened { superblock, ids, witnesses, .. } = &opened;
     let own = witnesses.iter().find(|record| record.uuid == superblock.uuid);
     let record = own.expect("a start has a witness").clone();
     let registry = registry(config, &primaries, ids)?;
     let clock = forebay_runtime::clock();
     let list = DetachedList::open(witness.state(), superblock.uuid);
-    let (list, detached) = list.context(NO_STATE)?;
+    let (list, detached) = list.map_err(no_state)?;
     let shards = shards_of(
         (loss, &detached, &stops),
         config,
@@ -221,21 +234,29 @@ pub fn open(
     );
     let (watched, kept) = primaries::watch(&table, ids, &primaries);
     let missing = missing(config, &gone, ids, &table);
-    let keeper = Keeper::start(witness.state().clone(), table, kept)?;
+    let in_use = Arc::new(Mutex::new(InUse::new(Arc::clone(&device), &opened)));
+    let superblocks = Arc::clone(&in_use);
+    let new_generation = Box::new(move || locked(&superblocks).renew());
+    let state = witness.state().clone();
+    let mut store = Store::new(state, Arc::clone(&health), new_generation, on_record);
+    if !on_record {
+        store.put(&mut table);
+    }
+    let keeper = Keeper::start(store, table, kept)?;
     let returns = Returns::start(missing, &returns_to(superblock, &witness), &keeper.door())?;
     let mut plan = PoolConfig::new(registry, watched, shards, Arena::new(ARENA_BYTES));
     plan.cache = Some(Arc::clone(&device));
     plan.clock = clock;
     plan.witness = Some((witness.clone(), record, list));
     set_limits(&mut plan, config);
-    let last_written = if opened.fresh { 1 - opened.copy } else { opened.copy };
     let cache = Cache {
-        device,
         device_bytes: size,
         primaries: ids.iter().copied().zip(primaries).collect(),
         witness,
         superblock: opened.superblock,
-        next_copy: 1 - last_written,
+        in_use,
+        health,
+        news,
         keeper,
         returns,
         users,
@@ -247,26 +268,29 @@ pub fn open(
     Ok((cache, plan, settings))
 }
 
-/// Makes a start durable, in an order in which a crash between any two steps does no harm. Returns
-/// whether the device takes discards.
+/// Makes a start durable, in an order in which a crash between any two steps does no harm. The
+/// samples may fail: what is then on record of them is of an earlier superblock, and void. Returns
+/// whether the device takes discards, and whether the samples are on record.
 fn put_on_record(
     (config, reset, discards): (&Config, bool, bool),
     opened: &Opened,
     (table, settings): (&Table, &KeptSettings),
-    witness: &Witness,
+    (witness, health): (&Witness, &StateHealth),
     mut queue: Blocking,
     made: &mut Made,
-) -> anyhow::Result<bool> {
-    let keep = || table.store(witness.state()).context(NO_STATE);
+) -> anyhow::Result<(bool, bool)> {
+    let keep = || {
+        let stored = table.store(witness.state());
+        health.note(&stored);
+        stored.is_ok()
+    };
     // Recorded samples stay correct until the server changes the primary, so they are renewed
     // first. Samples of an accepted primary must not be recorded before the cache knows of it.
     let renewed = !opened.fresh && opened.trust == Trust::Full;
-    if renewed {
-        keep()?;
-    }
+    let mut on_record = renewed && keep();
     if opened.fresh {
         // A new cache may take over the settings of the one it replaces.
-        settings.store().context(NO_STATE)?;
+        settings.store().map_err(no_state)?;
     }
     let discards = superblocks::write_all(&mut queue, opened, discards)?;
     let uuid = opened.superblock.uuid;
@@ -279,12 +303,12 @@ fn put_on_record(
         made.witness = Some((witness.clone(), uuid));
     }
     for record in &opened.witnesses {
-        witness.store(record).context(NO_STATE)?;
+        witness.store(record).map_err(no_state)?;
     }
     if !renewed {
-        keep()?;
+        on_record = keep();
     }
-    Ok(discards)
+    Ok((discards, on_record))
 }
 
 /// The parameters for primaries that return.
@@ -332,6 +356,16 @@ impl Cache {
         self.witness.state()
     }
 
+    /// Whether the state directory can be written.
+    pub fn state_health(&self) -> Arc<StateHealth> {
+        Arc::clone(&self.health)
+    }
+
+    /// What the start has found, for the events.
+    pub fn take_news(&mut self) -> Vec<News> {
+        std::mem::take(&mut self.news)
+    }
+
     /// The cache's id.
     pub fn uuid(&self) -> [u8; 16] {
         self.superblock.uuid
@@ -373,15 +407,17 @@ impl Cache {
         }
         let (fingerprints, volumes) =
             primaries::leave(&self.superblock, &primaries, stopped, table.as_ref());
+        let mut in_use = locked(&self.in_use);
+        let superblock = closed(in_use.last().clone(), &fingerprints);
         if let Some(table) = table {
-            let table = Table { volumes, ..table };
-            table
-                .store(self.witness.state())
-                .context("the samples of the primaries cannot be kept")?;
+            // What is on record otherwise is of an earlier superblock, and void.
+            let table = Table { volumes, generation: superblock.generation, ..table };
+            if let Err(error) = table.store(self.witness.state()) {
+                tracing::warn!(%error, "the next start has only fingerprints of the primaries");
+            }
         }
-        let superblock = closed(self.superblock, &fingerprints);
-        let mut queue = Blocking::open(&*self.device).context("cache")?;
-        superblocks::write(&mut queue, &superblock, self.next_copy)
+        in_use
+            .replace(superblock.clone())
             .context("the cache cannot be closed; the next start recovers as after a crash")?;
         // Without it the next start takes more for dirty than is.
         if let Err(error) = self.stops.end(self.witness.state(), &superblock, stopped) {
@@ -390,7 +426,15 @@ impl Cache {
         match record {
             Some(record) if stopped.dirty_blocks == 0 => {
                 let trust = if gives_up { Trust::Nothing } else { record.trust };
-                Ok(self.witness.store(&Record { dirty: false, trust, ..record })?)
+                match self.witness.store(&Record { dirty: false, trust, ..record }) {
+                    // The next server must not find a cache that is given up.
+                    Err(error) if gives_up => Err(no_state(error)),
+                    Err(error) => {
+                        tracing::warn!(%error, "it is not on record that nothing is dirty");
+                        Ok(())
+                    }
+                    Ok(()) => Ok(()),
+                }
             }
             _ => Ok(()),
         }
@@ -401,8 +445,6 @@ impl Cache {
 const INTERRUPTED: &str = "the server before ended while it applied this configuration: start with \
                            the one before, which is the last configuration-*.toml in the state \
                            directory, and apply this one once more";
-/// The error if the state directory cannot be used.
-pub const NO_STATE: &str = "the state directory cannot be used; name another with --state DIR";
 
 /// Why there is no cache device, and the remedy if it is only absent.
 fn no_cache(cache: &CacheConfig, error: OpenError) -> anyhow::Error {

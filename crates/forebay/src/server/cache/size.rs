@@ -117,7 +117,7 @@ fn is_given_up(cache: &CacheConfig) -> anyhow::Result<bool> {
     if !cache.state_dir.exists() {
         return Ok(false);
     }
-    let witness = Witness::open(&cache.state_dir).context(super::NO_STATE)?;
+    let witness = Witness::open(&cache.state_dir).map_err(super::no_state)?;
     let given_up = |superblock: &Superblock| -> anyhow::Result<bool> {
         let record = witness.load(superblock.uuid)?;
         // Also if it failed, or was retired: its dirty blocks are on the primaries by then.

@@ -3,9 +3,11 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use forebay_block::{ByteRange, ErrorKind, IoBuf, IoResult};
+use forebay_device::BlockDevice;
 use forebay_format::{ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use forebay_runtime::Blocking;
 use forebay_volume::pool::Opened;
@@ -40,6 +42,50 @@ impl Superblocks {
     /// The newest superblock, if there is one.
     pub fn newest(&self) -> Option<&Superblock> {
         self.known.iter().max_by_key(|superblock| superblock.generation)
+    }
+}
+
+/// The superblock of a device in use.
+pub struct InUse {
+    device: Arc<dyn BlockDevice>,
+    last: Superblock,
+    /// Index of the copy to write next.
+    next_copy: usize,
+}
+
+impl InUse {
+    /// Of a device whose copies were written for a start.
+    pub fn new(device: Arc<dyn BlockDevice>, opened: &Opened) -> Self {
+        let last_written = if opened.fresh { 1 - opened.copy } else { opened.copy };
+        Self { device, last: opened.superblock.clone(), next_copy: 1 - last_written }
+    }
+
+    /// The last one that was written.
+    pub fn last(&self) -> &Superblock {
+        &self.last
+    }
+
+    /// Replaces it by one of a newer generation; durable when this returns.
+    ///
+    /// # Errors
+    /// If the device cannot be written: the next start may then find the old or the new one.
+    pub fn replace(&mut self, superblock: Superblock) -> anyhow::Result<()> {
+        assert!(superblock.generation > self.last.generation, "the newer one counts");
+        let mut queue = Blocking::open(&*self.device).context("cache")?;
+        write(&mut queue, &superblock, self.next_copy).context("cache")?;
+        (self.last, self.next_copy) = (superblock, 1 - self.next_copy);
+        Ok(())
+    }
+
+    /// Replaces it by the same with the next generation, which is returned: files that name the
+    /// one before are void.
+    ///
+    /// # Errors
+    /// As [`InUse::replace`].
+    pub fn renew(&mut self) -> anyhow::Result<u64> {
+        let generation = self.last.generation + 1;
+        self.replace(Superblock { generation, ..self.last.clone() })?;
+        Ok(generation)
     }
 }
 
@@ -91,7 +137,7 @@ fn discard(queue: &mut Blocking, range: ByteRange) -> anyhow::Result<bool> {
 ///
 /// # Errors
 /// If the device cannot be written.
-pub fn write(queue: &mut Blocking, superblock: &Superblock, copy: usize) -> IoResult<()> {
+fn write(queue: &mut Blocking, superblock: &Superblock, copy: usize) -> IoResult<()> {
     let mut bytes = IoBuf::zeroed(SUPERBLOCK_BYTES);
     superblock.encode(&mut bytes);
     queue.write(SUPERBLOCK_OFFSETS[copy], bytes)?;

@@ -12,13 +12,16 @@ use std::time::{Duration, Instant};
 use forebay_block::{ByteRange, ErrorKind, IoError, IoResult, VolumeId};
 use forebay_codec::crc32c;
 use forebay_device::{AwayDevice, BlockDevice, Watch};
-use forebay_runtime::{Blocking, StateDir};
+use forebay_runtime::Blocking;
 
 use crate::server::primaries::samples::{Sample, Table};
+use crate::server::primaries::store::Store;
 use crate::server::primaries::watch_one;
 
 /// Least time without changes before the sample of a place is recorded again.
 const REST: Duration = Duration::from_secs(30);
+/// Time until samples that could not be stored are stored again.
+const AGAIN: Duration = Duration::from_secs(5);
 /// Places of a primary that are read and recorded together.
 const AT_ONCE: usize = 8;
 
@@ -68,7 +71,7 @@ pub struct Keeper {
 }
 
 struct Work {
-    state: StateDir,
+    store: Store,
     table: Table,
     volumes: Vec<Volume>,
     arrivals: Arc<Mutex<Vec<Arrival>>>,
@@ -91,13 +94,13 @@ type Found = IoResult<Vec<(usize, u32)>>;
 type OfVolume = (usize, Found);
 
 impl Keeper {
-    /// Keeps `table`, which is already stored in `state`.
+    /// Keeps `table` in `store`, where it is, or nothing.
     ///
     /// # Errors
     /// If the thread cannot be started.
-    pub fn start(state: StateDir, table: Table, kept: Vec<Kept>) -> io::Result<Self> {
+    pub fn start(store: Store, table: Table, kept: Vec<Kept>) -> io::Result<Self> {
         let arrivals = Arc::<Mutex<Vec<Arrival>>>::default();
-        let mut work = Work::new(state, table, kept, Arc::clone(&arrivals));
+        let mut work = Work::new(store, table, kept, Arc::clone(&arrivals));
         let stop = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stop);
         let builder = thread::Builder::new().name("samples".into());
@@ -165,7 +168,7 @@ fn read(primary: &dyn BlockDevice, places: &[(usize, ByteRange)]) -> Found {
 
 impl Work {
     fn new(
-        state: StateDir,
+        store: Store,
         table: Table,
         kept: Vec<Kept>,
         arrivals: Arc<Mutex<Vec<Arrival>>>,
@@ -175,14 +178,14 @@ impl Work {
             Volume::new(one, samples)
         };
         let volumes = kept.into_iter().map(volume).collect();
-        Self { state, table, volumes, arrivals, found: channel() }
+        Self { store, table, volumes, arrivals, found: channel() }
     }
 
     fn run(&mut self, stop: &AtomicBool) {
         for volume in &self.volumes {
             volume.kept.watch.set_keeper(thread::current());
         }
-        let mut next = Instant::now() + REST;
+        let (mut next, mut again) = (Instant::now() + REST, Instant::now() + AGAIN);
         while !stop.load(Ordering::Acquire) {
             self.take_off();
             self.let_in();
@@ -191,7 +194,12 @@ impl Work {
                 self.look_for_rest();
                 next = Instant::now() + REST;
             }
-            thread::park_timeout(next.saturating_duration_since(Instant::now()));
+            if Instant::now() >= again {
+                self.store_again();
+                again = Instant::now() + AGAIN;
+            }
+            let until = if self.store.is_on_record() { next } else { next.min(again) };
+            thread::park_timeout(until.saturating_duration_since(Instant::now()));
         }
     }
 
@@ -204,7 +212,10 @@ impl Work {
         for (volume, places) in asked.iter().enumerate() {
             places.iter().for_each(|&at| self.set(volume, at, None));
         }
-        self.store();
+        // What is not on record need not be taken off.
+        if self.store.is_on_record() {
+            self.store();
+        }
         for (volume, places) in self.volumes.iter_mut().zip(&asked) {
             // What is being read of them does not count.
             volume.held.iter_mut().for_each(|held| held.retain(|at| !places.contains(at)));
@@ -214,8 +225,8 @@ impl Work {
 
     /// Records the samples of returned primaries, and lets the shards use these.
     fn let_in(&mut self) {
-        let mut all = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = std::mem::take(&mut *all);
+        let all = self.arrivals.lock().map(|mut all| std::mem::take(&mut *all));
+        let all = all.unwrap_or_else(|poisoned| std::mem::take(&mut *poisoned.into_inner()));
         for Arrival { id, primary, samples, stand_in } in all {
             self.table.volumes.retain(|(one, _)| *one != id);
             self.table.volumes.push((id, samples));
@@ -296,19 +307,16 @@ impl Work {
         }
     }
 
-    /// Makes the table durable, or removes it, so that nothing is recorded. Changes do not wait for
-    /// a failing state directory: the next start may then take them for foreign changes.
-    fn store(&self) -> bool {
-        let Err(error) = self.table.store(&self.state) else { return true };
-        match self.table.remove(&self.state) {
-            Ok(()) => tracing::warn!(%error, "the samples of the primaries are not kept"),
-            Err(_) => tracing::error!(
-                %error,
-                "the samples of the primaries are out of date; mend the state directory before \
-                 the next start, or use --accept-primary then"
-            ),
+    /// Makes the table durable, or nothing is recorded.
+    fn store(&mut self) -> bool {
+        self.store.put(&mut self.table)
+    }
+
+    /// Tries again to store what could not be stored.
+    fn store_again(&mut self) {
+        if !self.store.is_on_record() {
+            self.store();
         }
-        false
     }
 }
 
@@ -316,9 +324,17 @@ impl Work {
 mod tests {
     use forebay_block::IoBuf;
     use forebay_device::{MemoryDevice, WatchedDevice, open_primary};
+    use forebay_runtime::StateDir;
 
     use super::*;
     use crate::server::primaries::samples;
+    use crate::server::state_health::StateHealth;
+
+    fn store_in(state: &StateDir) -> Store {
+        let health = Arc::new(StateHealth::new(state.clone()));
+        let never = Box::new(|| anyhow::bail!("not in this test"));
+        Store::new(state.clone(), health, never, true)
+    }
 
     #[test]
     fn a_place_is_off_the_record_before_it_is_changed_and_on_again_when_it_rests() {
@@ -328,13 +344,14 @@ mod tests {
         let id = VolumeId(2);
         let taken = samples::take(&*primary, &[]).expect("memory can be read");
         let uuid = [7; 16];
-        let table = Table { uuid, epoch: 1, volumes: vec![(id, taken.clone())] };
+        let volumes = vec![(id, taken.clone())];
+        let table = Table { uuid, epoch: 1, generation: 1, volumes };
         let places = taken.iter().map(|sample| sample.range).collect();
         let watch = Arc::new(Watch::new(places, &vec![true; taken.len()]));
         let kept = vec![Kept { id, primary: Arc::clone(&primary), watch: Arc::clone(&watch) }];
         let watched = WatchedDevice::new(Arc::clone(&primary), Arc::clone(&watch));
-        let keeper = Keeper::start(state.clone(), table, kept).expect("a thread can be had");
-        let stored = || Table::load(&state, uuid, 1).expect("it can be read").expect("it is there");
+        let keeper = Keeper::start(store_in(&state), table, kept).expect("a thread can be had");
+        let stored = || Table::read(&state, uuid).expect("it can be read").expect("it is there");
         let mut queue = Blocking::open(&watched).expect("memory can be opened");
         queue.write(4096, IoBuf::copy_of(&[1; 512])).expect("it can be written");
         // The write is complete, so the record was voided before.
@@ -345,7 +362,7 @@ mod tests {
         assert_eq!(table, stored());
         // Called directly, since the thread waits longer than a test should.
         let kept = vec![Kept { id, primary: Arc::clone(&primary), watch }];
-        let mut work = Work::new(state.clone(), table, kept, Arc::default());
+        let mut work = Work::new(store_in(&state), table, kept, Arc::default());
         work.look_for_rest();
         assert_eq!(work.volumes[0].held, None, "it may have been changed just now");
         work.look_for_rest();
@@ -372,12 +389,12 @@ mod tests {
         let other: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(1 << 20));
         let samples = [samples::unknown(&*slow), samples::take(&*other, &[]).expect("memory")];
         let ids = [VolumeId(0), VolumeId(1)];
-        let table =
-            Table { uuid: [7; 16], epoch: 1, volumes: ids.into_iter().zip(samples).collect() };
+        let volumes = ids.into_iter().zip(samples).collect();
+        let table = Table { uuid: [7; 16], epoch: 1, generation: 1, volumes };
         let (_, first) = watch_one(ids[0], &slow, table.of(ids[0]));
         let (device, second) = watch_one(ids[1], &other, table.of(ids[1]));
         let watch = Arc::clone(&first.watch);
-        let mut work = Work::new(state, table, vec![first, second], Arc::default());
+        let mut work = Work::new(store_in(&state), table, vec![first, second], Arc::default());
         let began = Instant::now();
         work.look_for_rest();
         work.look_for_rest();

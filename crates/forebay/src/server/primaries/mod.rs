@@ -5,6 +5,7 @@ mod fingerprint;
 pub mod keeper;
 pub mod returns;
 pub mod samples;
+pub mod store;
 pub mod users;
 
 use std::sync::Arc;
@@ -141,28 +142,37 @@ pub fn specs(
 
 /// The samples that the last start kept, if they exist and are valid.
 fn samples_of(newest: &Superblock, state: &StateDir) -> Option<Table> {
-    let found = Table::load(state, newest.uuid, newest.epoch);
+    let found = Table::load(state, newest);
     found.unwrap_or_else(|error| {
         tracing::warn!(%error, "the samples of the primaries cannot be read, and are ignored");
         None
     })
 }
 
+/// Whether there are samples that were not kept up to date: the state directory could not be
+/// written.
+pub fn has_old_samples(newest: &Superblock, state: &StateDir) -> bool {
+    let found = Table::read(state, newest.uuid).ok().flatten();
+    found.is_some_and(|table| !table.is_valid_for(newest))
+}
+
 /// The samples of every primary, for the start that `opened` describes. `unchanged` has those with
-/// which each one has just been compared; other places are read.
+/// which each one has just been compared; other places are read. `newest` is the superblock that
+/// the start found.
 pub fn sample(
     opened: &Opened,
     primaries: &[Arc<dyn BlockDevice>],
     unchanged: &[Vec<Sample>],
-    state: &StateDir,
+    (state, newest): (&StateDir, Option<&Superblock>),
 ) -> Table {
-    let Superblock { uuid, epoch, .. } = opened.superblock;
+    let Superblock { uuid, epoch, generation, .. } = opened.superblock;
+    let newest = newest.filter(|newest| newest.uuid == uuid);
     let name = |id| name_of(&opened.superblock, id);
     let take = |(at, primary): (usize, &Arc<dyn BlockDevice>)| {
         let id = opened.ids[at];
         if primary.is_away() {
             // Keeps the earlier record of an absent primary.
-            let before = Table::load(state, uuid, epoch.saturating_sub(1)).ok().flatten();
+            let before = newest.and_then(|newest| Table::load(state, newest).ok().flatten());
             return (id, before.map_or(Vec::new(), |table| table.of(id).to_vec()));
         }
         let found = samples::take(&**primary, &unchanged[at]).unwrap_or_else(|error| {
@@ -171,7 +181,7 @@ pub fn sample(
         });
         (id, found)
     };
-    Table { uuid, epoch, volumes: primaries.iter().enumerate().map(take).collect() }
+    Table { uuid, epoch, generation, volumes: primaries.iter().enumerate().map(take).collect() }
 }
 
 /// The name of a volume, for messages.

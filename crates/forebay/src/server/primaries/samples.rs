@@ -4,10 +4,14 @@
 //! Each sample has its own checksum, or none while the server itself may change its place. So every
 //! recorded checksum is correct, and any difference is a foreign change.
 //!
+//! The file names the generation of the superblock for which it was written. A file that can be
+//! neither replaced nor removed is made void by a newer superblock (`store.rs`).
+//!
 //! ```text
-//! forebay samples 1
+//! forebay samples 2
 //! pool UUID
 //! epoch START
+//! generation GENERATION     not in version 1
 //! volume ID
 //! OFFSET BYTES CRC          the CRC is `-` when it is not on record
 //! end CRC                   of all lines before
@@ -18,9 +22,14 @@ use std::io::{self, ErrorKind};
 use forebay_block::{ByteRange, IoResult, VolumeId};
 use forebay_codec::crc32c;
 use forebay_device::BlockDevice;
+use forebay_format::Superblock;
 use forebay_runtime::{Blocking, StateDir, file_of};
 
-const HEADING: &str = "forebay samples 1";
+const HEADING: &str = "forebay samples 2";
+/// That of the version before, which names no generation.
+const HEADING_BEFORE: &str = "forebay samples 1";
+/// The kind of file.
+pub const KIND: &str = "samples";
 /// Longest file that is read: 64 volumes with 128 samples of 50 bytes a line.
 const BYTES_MAX: u64 = 1 << 20;
 
@@ -40,6 +49,8 @@ pub struct Table {
     pub uuid: [u8; 16],
     /// The start that keeps the samples; those of an earlier start are void.
     pub epoch: u32,
+    /// The generation of the superblock for which they are valid; those of an earlier one are void.
+    pub generation: u64,
     /// The samples of each volume, in ascending order of their ranges.
     pub volumes: Vec<(VolumeId, Vec<Sample>)>,
 }
@@ -54,15 +65,27 @@ pub struct Compared {
 }
 
 impl Table {
-    /// The samples of a pool, if the file exists and was written by this start or a later one.
+    /// The samples of a pool, if the file exists and is valid for this superblock of it.
     ///
     /// # Errors
     /// If the file cannot be read, is damaged, or others may have written it.
-    pub fn load(state: &StateDir, uuid: [u8; 16], epoch: u32) -> io::Result<Option<Self>> {
+    pub fn load(state: &StateDir, pool: &Superblock) -> io::Result<Option<Self>> {
+        Ok(Self::read(state, pool.uuid)?.filter(|table| table.is_valid_for(pool)))
+    }
+
+    /// The samples of a pool, valid or not.
+    ///
+    /// # Errors
+    /// As [`Table::load`].
+    pub fn read(state: &StateDir, uuid: [u8; 16]) -> io::Result<Option<Self>> {
         let Some(text) = state.read(&file_name(uuid), BYTES_MAX)? else { return Ok(None) };
         let damaged = || io::Error::new(ErrorKind::InvalidData, "the file is damaged");
-        let table = Self::parse(&text).filter(|table| table.uuid == uuid).ok_or_else(damaged)?;
-        Ok(Some(table).filter(|table| table.epoch >= epoch))
+        Self::parse(&text).filter(|table| table.uuid == uuid).ok_or_else(damaged).map(Some)
+    }
+
+    /// Whether they were kept up to this superblock, or later.
+    pub fn is_valid_for(&self, pool: &Superblock) -> bool {
+        self.epoch >= pool.epoch && self.generation >= pool.generation
     }
 
     /// Replaces the file; durable when this returns.
@@ -89,6 +112,7 @@ impl Table {
     fn print(&self) -> String {
         let uuid = u128::from_be_bytes(self.uuid);
         let mut text = format!("{HEADING}\npool {uuid:032x}\nepoch {}\n", self.epoch);
+        text += &format!("generation {}\n", self.generation);
         for (id, samples) in &self.volumes {
             text += &format!("volume {}\n", id.0);
             for Sample { range, crc } in samples {
@@ -107,11 +131,17 @@ impl Table {
             return None;
         }
         let mut lines = text[..end].lines();
-        if lines.next()? != HEADING {
+        let heading = lines.next()?;
+        if heading != HEADING && heading != HEADING_BEFORE {
             return None;
         }
         let uuid = u128::from_str_radix(lines.next()?.strip_prefix("pool ")?, 16).ok()?;
         let epoch = lines.next()?.strip_prefix("epoch ")?.parse().ok()?;
+        let generation = match heading == HEADING {
+            true => lines.next()?.strip_prefix("generation ")?.parse().ok()?,
+            // Valid for every superblock of its start.
+            false => u64::MAX,
+        };
         let mut volumes: Vec<(VolumeId, Vec<Sample>)> = Vec::new();
         for line in lines {
             if let Some(id) = line.strip_prefix("volume ") {
@@ -127,13 +157,13 @@ impl Table {
             };
             volumes.last_mut()?.1.push(Sample { range, crc });
         }
-        Some(Self { uuid: uuid.to_be_bytes(), epoch, volumes })
+        Some(Self { uuid: uuid.to_be_bytes(), epoch, generation, volumes })
     }
 }
 
 /// The name of a pool's file in the state directory.
 pub fn file_name(uuid: [u8; 16]) -> String {
-    file_of(uuid, "samples")
+    file_of(uuid, KIND)
 }
 
 /// Compares a primary with its recorded samples; `None` if there are none.
@@ -248,12 +278,29 @@ pub fn places(size: u64) -> Vec<ByteRange> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use std::fs;
 
     use forebay_device::MemoryDevice;
 
     use super::*;
+
+    /// A superblock as far as samples look at it.
+    pub fn superblock(uuid: [u8; 16], epoch: u32, generation: u64) -> Superblock {
+        Superblock {
+            pool: 1,
+            uuid,
+            generation,
+            epoch,
+            device_size: 1 << 20,
+            segment_size: 1 << 16,
+            log_segments: None,
+            shards: Vec::new(),
+            volumes: Vec::new(),
+            created_unix: 0,
+            clean: false,
+        }
+    }
 
     #[test]
     fn places_are_apart_and_on_the_device() {
@@ -276,25 +323,37 @@ mod tests {
         samples[1].crc = None;
         let uuid = *b"0123456789abcdef";
         let volumes = vec![(VolumeId(3), samples), (VolumeId(5), unknown(&device))];
-        let table = Table { uuid, epoch: 7, volumes };
-        assert_eq!(Table::load(&state, uuid, 7).expect("there is none"), None);
+        let table = Table { uuid, epoch: 7, generation: 9, volumes };
+        let load =
+            |epoch: u32, generation: u64| Table::load(&state, &superblock(uuid, epoch, generation));
+        assert_eq!(load(7, 9).expect("there is none"), None);
         for _ in 0..2 {
             table.store(&state).expect("it can be stored");
         }
-        assert_eq!(Table::load(&state, uuid, 7).expect("it is there"), Some(table.clone()));
-        assert_eq!(Table::load(&state, uuid, 8).expect("it is there"), None, "of an earlier start");
+        assert_eq!(load(7, 9).expect("it is there"), Some(table.clone()));
+        assert_eq!(load(6, 8).expect("it is there"), Some(table.clone()), "of a later one");
+        assert_eq!(load(8, 9).expect("it is there"), None, "of an earlier start");
+        assert_eq!(load(7, 10).expect("it is there"), None, "of an earlier superblock");
         let path = dir.join(file_name(uuid));
         let text = fs::read_to_string(&path).expect("it is there");
         for cut in 0..text.len() {
             fs::write(&path, &text[..cut]).expect("it can be cut");
-            assert!(Table::load(&state, uuid, 7).is_err(), "cut at {cut}");
+            assert!(load(7, 9).is_err(), "cut at {cut}");
         }
+        // As the version before wrote it.
+        let body = text[..text.rfind("end ").expect("it is there")]
+            .replace(HEADING, HEADING_BEFORE)
+            .replace("generation 9\n", "");
+        fs::write(&path, format!("{body}end {:08x}\n", crc32c(body.as_bytes()))).expect("ours");
+        let before = load(7, 1000).expect("it is known").expect("it is valid");
+        assert_eq!(before.volumes, table.volumes);
+        assert_eq!(load(8, 9).expect("it is known"), None);
         fs::remove_file(&path).expect("it is ours");
         fs::write(dir.join("other"), &text).expect("it can be written");
         std::os::unix::fs::symlink(dir.join("other"), &path).expect("it can be made");
-        assert!(Table::load(&state, uuid, 7).is_err(), "a link is not followed");
+        assert!(load(7, 9).is_err(), "a link is not followed");
         table.remove(&state).expect("it can be removed");
-        assert_eq!(Table::load(&state, uuid, 7).expect("there is none"), None);
+        assert_eq!(load(7, 9).expect("there is none"), None);
         fs::remove_dir_all(&dir).expect("it is ours");
     }
 

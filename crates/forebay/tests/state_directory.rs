@@ -1,0 +1,147 @@
+//! A state directory that is full, that becomes read-only, or in which something is missing: what
+//! is only an aid keeps no server from serving, and what protects data is never done without.
+
+mod support;
+#[path = "support/tools.rs"]
+mod tools;
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use support::nbd::Nbd;
+use support::{Place, Server, client, noise, until};
+use tools::skip;
+
+const MIB: u64 = 1 << 20;
+/// A place of the primary that is sampled, and changes in each test.
+const OURS: u64 = 64 * MIB - 4096;
+/// One that is sampled, and that the server does not write to.
+const THEIRS: u64 = 8192;
+
+/// A small file system in memory, for the state directory; unmounted when dropped.
+struct Small(PathBuf);
+
+impl Small {
+    /// `None` if this machine does not let a test mount.
+    fn for_state_of(place: &Place) -> Option<Self> {
+        let path = place.path("state");
+        fs::create_dir_all(&path).expect("a directory can be made");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=64k,mode=700", "forebay-test"]).arg(&path);
+        let done = mount.output().is_ok_and(|done| done.status.success());
+        (done || skip("no file system can be mounted")).then_some(Self(path))
+    }
+
+    fn remount(&self, how: &str) {
+        client("mount", &["-o", &format!("remount,{how}"), &self.0.to_string_lossy()]);
+    }
+
+    /// The path of the cache's file of this kind, if it is there.
+    fn file(&self, kind: &str) -> Option<PathBuf> {
+        let all = fs::read_dir(&self.0).expect("it is there").flatten().map(|entry| entry.path());
+        all.into_iter().find(|path| path.extension().is_some_and(|end| end == kind))
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).output();
+    }
+}
+
+fn problems(server: &Server) -> String {
+    server.status()["problems"].to_string()
+}
+
+fn write(place: &Place, offset: u64, seed: u64) {
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    nbd.write(offset, &noise(seed, 4096), true).expect("it is written");
+}
+
+fn check(place: &Place, offset: u64, seed: u64) {
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    let mut found = vec![0; 4096];
+    nbd.read(offset, &mut found).expect("it can be read");
+    assert!(found == noise(seed, 4096), "the block at {offset}");
+}
+
+/// Changes the primary without the cache; its time stays.
+fn change(place: &Place, offset: u64) {
+    let path = place.path("disk.img");
+    let file = fs::File::options().write(true).open(&path).expect("it is there");
+    let before = file.metadata().and_then(|found| found.modified()).expect("it has a time");
+    file.write_all_at(&noise(99, 512), offset).expect("it can be written");
+    file.set_modified(before).expect("it is ours");
+}
+
+fn stop(server: Server) {
+    server.signal("TERM");
+    assert_eq!(server.wait(), Some(0));
+}
+
+/// Before, the samples on record were out of date after that: the next start said that somebody
+/// had changed the primary. A change that somebody makes later is seen.
+#[test]
+fn nobody_is_blamed_for_what_was_written_while_the_state_directory_was_read_only() {
+    for ends_by_kill in [true, false] {
+        let (place, mut arguments) = Place::with_disk();
+        let Some(small) = Small::for_state_of(&place) else { return };
+        arguments.push("--mode=write-around".to_owned());
+        let server = place.start(&arguments);
+        small.remount("ro");
+        until("it is told", || problems(&server).contains("Read-only file system"));
+        for seed in 1..4 {
+            write(&place, OURS, seed);
+        }
+        assert_eq!(server.status()["state"], "serving");
+        if ends_by_kill {
+            server.kill()
+        } else {
+            stop(server)
+        }
+        small.remount("rw");
+        let server = place.start(&arguments);
+        let events = server.ask(&["events"]);
+        assert!(events.contains("primary-not-compared"), "{events}");
+        assert_eq!(problems(&server), "[]");
+        check(&place, OURS, 3);
+        server.kill();
+        let server = place.start(&arguments);
+        server.kill();
+        change(&place, THEIRS);
+        let said = place.refuse(&arguments);
+        assert!(said.contains("was changed since"), "{said}");
+    }
+}
+
+/// While it lasts, nothing is on record; then the samples are, and count.
+#[test]
+fn a_state_directory_that_is_writable_again_has_the_samples_again() {
+    let (place, mut arguments) = Place::with_disk();
+    let Some(small) = Small::for_state_of(&place) else { return };
+    arguments.push("--mode=write-around".to_owned());
+    let server = place.start(&arguments);
+    let samples = || fs::read(small.file("samples").expect("it is kept")).expect("it is there");
+    let before = samples();
+    for seed in 1..3 {
+        small.remount("ro");
+        write(&place, 4096 * seed, seed);
+        small.remount("rw");
+        let last = samples();
+        until("they are stored again", || samples() != last);
+        // Others are on record still.
+        write(&place, OURS - 4096 * seed, seed);
+    }
+    assert_ne!(samples(), before);
+    assert_eq!(problems(&server), "[]");
+    server.kill();
+    let server = place.start(&arguments);
+    assert!(!server.ask(&["events"]).contains("primary-not-compared"));
+    check(&place, OURS - 8192, 2);
+    server.kill();
+    change(&place, 7 * 4096);
+    let said = place.refuse(&arguments);
+    assert!(said.contains("was changed since"), "{said}");
+}
