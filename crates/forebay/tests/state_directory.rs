@@ -6,7 +6,8 @@ mod support;
 mod tools;
 
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::io::Write;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -36,6 +37,16 @@ impl Small {
 
     fn remount(&self, how: &str) {
         client("mount", &["-o", &format!("remount,{how}"), &self.0.to_string_lossy()]);
+    }
+
+    /// Takes all the space there is.
+    fn fill(&self) {
+        let mut file = fs::File::create(self.0.join("filler")).expect("it can be made");
+        while file.write_all(&[7; 512]).is_ok() {}
+    }
+
+    fn free(&self) {
+        fs::remove_file(self.0.join("filler")).expect("it is ours");
     }
 
     /// The path of the cache's file of this kind, if it is there.
@@ -79,6 +90,97 @@ fn change(place: &Place, offset: u64) {
 fn stop(server: Server) {
     server.signal("TERM");
     assert_eq!(server.wait(), Some(0));
+}
+
+#[test]
+fn an_upgrade_without_room_for_records_is_refused_and_the_server_serves_on() {
+    let (place, arguments) = Place::with_disk();
+    let Some(small) = Small::for_state_of(&place) else { return };
+    let server = place.start_kept(&arguments);
+    write(&place, OURS, 1);
+    small.fill();
+    let next = place.path("next");
+    fs::copy(env!("CARGO_BIN_EXE_forebay"), &next).expect("it is there");
+    fs::set_permissions(&next, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let next = next.to_string_lossy().into_owned();
+    let output = support::forebay(&["upgrade", &next, &server.control_argument()]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for word in ["state directory", "free some space", "serves on"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    check(&place, OURS, 1);
+    until("it is told", || problems(&server).contains("the state directory cannot be written"));
+    small.free();
+    until("it is told no more", || problems(&server) == "[]");
+    small.remount("ro");
+    let output = support::forebay(&["upgrade", &next, &server.control_argument()]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("make its file system writable"), "{said}");
+    check(&place, OURS, 1);
+    small.remount("rw");
+    server.ask(&["upgrade", &next]);
+    check(&place, OURS, 1);
+    stop(server);
+}
+
+/// The samples make room for the witness, so that an old copy of the cache is told from the last
+/// one; they are kept again once there is space, and tell a change of the primary.
+#[test]
+fn a_start_on_a_full_state_directory_serves_and_keeps_what_protects() {
+    let (place, mut arguments) = Place::with_disk();
+    let Some(small) = Small::for_state_of(&place) else { return };
+    arguments.push("--mode=write-around".to_owned());
+    let server = place.start(&arguments);
+    write(&place, OURS, 1);
+    stop(server);
+    fs::copy(place.path("cache.img"), place.path("old.img")).expect("it is there");
+    small.fill();
+    for ends_by_kill in [true, false] {
+        let server = place.start(&arguments);
+        write(&place, OURS, 2);
+        check(&place, OURS, 2);
+        if ends_by_kill { server.kill() } else { stop(server) }
+    }
+    let mut old = arguments.clone();
+    old[2] = format!("--cache={}", place.text("old.img"));
+    let said = place.refuse(&old);
+    assert!(said.contains("older copy"), "{said}");
+    let server = place.start(&arguments);
+    small.free();
+    until("the samples are kept again", || small.file("samples").is_some());
+    until("nothing is wrong", || problems(&server) == "[]");
+    server.kill();
+    change(&place, THEIRS);
+    let said = place.refuse(&arguments);
+    assert!(said.contains("was changed since") && said.contains("8192"), "{said}");
+}
+
+#[test]
+fn a_start_without_room_for_the_witness_is_refused_and_harms_nothing() {
+    let (place, arguments) = Place::with_disk();
+    let Some(small) = Small::for_state_of(&place) else { return };
+    let server = place.start(&arguments);
+    write(&place, OURS, 1);
+    server.kill();
+    // Otherwise they make room.
+    for kind in ["samples", "uses"] {
+        fs::remove_file(small.file(kind).expect("it is kept")).expect("it is ours");
+    }
+    let witness = small.file("witness").expect("it is kept");
+    let before = fs::read(&witness).expect("it is there");
+    small.fill();
+    for _ in 0..2 {
+        let said = place.refuse(&arguments);
+        for word in ["witness", "free some space", "state directory"] {
+            assert!(said.contains(word), "{word}: {said}");
+        }
+        assert_eq!(fs::read(&witness).expect("it is there"), before);
+    }
+    small.free();
+    let server = place.start(&arguments);
+    check(&place, OURS, 1);
+    stop(server);
 }
 
 /// Before, the samples on record were out of date after that: the next start said that somebody

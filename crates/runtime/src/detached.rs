@@ -44,12 +44,17 @@ impl DetachedList {
     /// If the list cannot be read or is damaged, or its torn end cannot be removed.
     pub fn open(state: &StateDir, uuid: [u8; 16]) -> io::Result<(Self, Vec<OfShard>)> {
         let (state, name) = (state.clone(), file_name(uuid));
-        let stripes = load(&state, &name)?;
-        let lines = stripes.len();
+        let Some(text) = state.read(&name, BYTES_MAX)? else {
+            return Ok((Self { state, name, lines: 0 }, Vec::new()));
+        };
+        let stripes = stripes_in(&text, &name)?;
+        let (lines, whole) = (stripes.len(), print(&stripes));
         match lines {
             // The torn part may be the whole file.
             0 => state.remove(&name)?,
-            _ => state.replace(&name, &print(&stripes))?,
+            // It takes space to write it again.
+            _ if whole == text => state.sync(&name)?,
+            _ => state.replace(&name, &whole)?,
         }
         Ok((Self { state, name, lines }, stripes))
     }
@@ -86,7 +91,11 @@ pub fn read(state: &StateDir, uuid: [u8; 16]) -> io::Result<Vec<OfShard>> {
 }
 
 fn load(state: &StateDir, name: &str) -> io::Result<Vec<OfShard>> {
-    let Some(text) = state.read(name, BYTES_MAX)? else { return Ok(Vec::new()) };
+    let text = state.read(name, BYTES_MAX)?;
+    text.map_or(Ok(Vec::new()), |text| stripes_in(&text, name))
+}
+
+fn stripes_in(text: &str, name: &str) -> io::Result<Vec<OfShard>> {
     let mut stripes = BTreeMap::new();
     let mut torn = false;
     for line in text.split_inclusive('\n') {

@@ -101,7 +101,7 @@ impl KeptSettings {
     /// that the configuration overrides. Both are logged.
     ///
     /// # Errors
-    /// If a value is unknown, or the removal cannot be made durable.
+    /// If a value is unknown.
     pub fn apply(&mut self, config: &mut Config, ids: &[VolumeId]) -> io::Result<()> {
         let before = self.settings.len();
         let mut held = Vec::new();
@@ -131,7 +131,13 @@ impl KeptSettings {
             held.push(setting);
         }
         self.settings = held;
-        if self.settings.len() < before { self.store() } else { Ok(()) }
+        if self.settings.len() < before
+            && let Err(error) = self.store()
+        {
+            // The next start comes to the same result.
+            tracing::warn!(%error, "settings that do not count any more stay on record");
+        }
+        Ok(())
     }
 
     /// Forgets all of them: a configuration is brought into force as a whole.

@@ -47,6 +47,7 @@ use crate::server::primaries::{self, returns, samples};
 use crate::server::settings::KeptSettings;
 use crate::server::state_health::StateHealth;
 pub use no_state::no_state;
+use no_state::store_witness;
 use stops::Stops;
 use superblocks::{InUse, Superblocks};
 
@@ -303,7 +304,7 @@ fn put_on_record(
         made.witness = Some((witness.clone(), uuid));
     }
     for record in &opened.witnesses {
-        witness.store(record).map_err(no_state)?;
+        on_record &= store_witness(witness, record, uuid)?;
     }
     if !renewed {
         on_record = keep();

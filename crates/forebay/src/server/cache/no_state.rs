@@ -2,12 +2,14 @@
 
 use std::io::{self, ErrorKind};
 
+use anyhow::Context;
 use forebay_control::api::Severity;
 use forebay_control::events::News;
 use forebay_format::Superblock;
-use forebay_runtime::{Witness, is_full};
+use forebay_runtime::{Record, Witness, file_of, is_full};
 
-use crate::server::primaries::has_old_samples;
+use crate::server::cache::stops;
+use crate::server::primaries::{has_old_samples, samples, users};
 
 /// An error of the state directory, with the remedy.
 pub fn no_state(error: io::Error) -> anyhow::Error {
@@ -23,6 +25,29 @@ pub fn no_state(error: io::Error) -> anyhow::Error {
         }
     };
     anyhow::Error::new(error).context(format!("the state directory cannot be used; {advice}"))
+}
+
+/// Stores a witness after the superblock of its start. If there is no space, other files make room:
+/// the samples, which can be taken again, the drained volumes of the last stop, which count no
+/// more, and the list of primaries in use, which counts for each of them when it is empty. Returns
+/// whether the samples stay.
+pub fn store_witness(witness: &Witness, record: &Record, uuid: [u8; 16]) -> anyhow::Result<bool> {
+    match witness.store(record) {
+        Err(error) if is_full(&error) => {
+            let (state, of) = (witness.state(), |kind| file_of(uuid, kind));
+            state
+                .remove(&of(samples::KIND))
+                .and_then(|()| state.remove(&of(stops::KIND)))
+                .and_then(|()| state.empty(&of(users::KIND)))
+                .map_err(no_state)?;
+            witness
+                .store(record)
+                .map_err(no_state)
+                .context("no start without a witness, which tells an old copy of the cache")?;
+            Ok(false)
+        }
+        stored => stored.map(|()| true).map_err(no_state),
+    }
 }
 
 /// What the state directory should have of the cache that a start has found, and has not.

@@ -21,8 +21,11 @@ const HEADING: &str = "forebay drained 2";
 /// shards, and a few more lines.
 const BYTES_MAX: u64 = 128 << 10;
 
+/// The kind of file.
+pub const KIND: &str = "drained";
+
 fn name_of(uuid: [u8; 16]) -> String {
-    file_of(uuid, "drained")
+    file_of(uuid, KIND)
 }
 
 /// The last orderly stop of a cache.

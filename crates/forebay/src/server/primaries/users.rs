@@ -12,12 +12,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use forebay_device::BlockDevice;
-use forebay_runtime::{StateDir, file_of, sealed, unsealed};
+use forebay_runtime::{StateDir, file_of, is_full, sealed, unsealed};
 
 /// First line of the file.
 const HEADING: &str = "forebay primaries in use 1";
 /// The kind of file.
-const KIND: &str = "uses";
+pub const KIND: &str = "uses";
 /// Longest file that is read, in bytes: the names of all primaries, and a few lines more.
 const BYTES_MAX: u64 = 64 << 10;
 /// The file with the id of this start of the machine.
@@ -72,8 +72,12 @@ impl Users {
         for primary in primaries.iter().filter(|one| left.contains(&identity(&***one))) {
             primary.await_stragglers();
         }
-        // From here on this list has them.
-        state.replace(&name, &print(&ours, &boot))?;
+        // From here on this list has them. An empty one takes no space, and counts for every
+        // primary, as a damaged one does.
+        match state.replace(&name, &print(&ours, &boot)) {
+            Err(error) if is_full(&error) => state.empty(&name)?,
+            replaced => replaced?,
+        }
         for (other, rest) in others.into_iter().filter(|(other, _)| *other != name) {
             match rest.is_empty() {
                 true => state.remove(&other)?,
