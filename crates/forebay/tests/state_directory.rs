@@ -247,3 +247,54 @@ fn a_state_directory_that_is_writable_again_has_the_samples_again() {
     let said = place.refuse(&arguments);
     assert!(said.contains("was changed since"), "{said}");
 }
+
+#[test]
+fn a_state_directory_without_the_cache_is_told_and_a_damaged_witness_has_a_remedy() {
+    let (place, arguments) = Place::with_disk();
+    let server = place.start(&arguments);
+    write(&place, OURS, 1);
+    stop(server);
+    let mut elsewhere = arguments.clone();
+    elsewhere.retain(|argument| !argument.starts_with("--state"));
+    elsewhere.push(format!("--state={}", place.text("elsewhere")));
+    let server = place.start(&elsewhere);
+    let events = server.ask(&["events"]);
+    assert!(events.contains("state-lost") && events.contains("not mounted"), "{events}");
+    stop(server);
+    let server = place.start(&elsewhere);
+    assert!(!server.ask(&["events", "--json"]).contains("\"count\":2,\"kind\":\"state-lost\""));
+    stop(server);
+    let state = place.path("elsewhere");
+    let all = || fs::read_dir(&state).expect("it is there").flatten().map(|entry| entry.path());
+    let is_witness = |path: &PathBuf| path.extension().is_some_and(|end| end == "witness");
+    let witness = all().find(is_witness).expect("it is kept");
+    // Left by a crash while it was replaced.
+    let left = witness.with_extension("witness.new");
+    fs::write(&left, "forebay wit").expect("it can be written");
+    let good = fs::read(&witness).expect("it is there");
+    fs::write(&witness, &good[..good.len() / 2]).expect("it can be cut");
+    let said = place.refuse(&elsewhere);
+    let name = witness.file_name().expect("it has one").to_string_lossy().into_owned();
+    for word in [name.as_str(), "damaged", "move it away", "docs/user/refused-start.md"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    fs::write(&witness, good).expect("it can be written");
+    let server = place.start(&elsewhere);
+    assert!(!left.exists(), "it is swept");
+    stop(server);
+}
+
+#[test]
+fn a_cache_that_was_truncated_says_both_sizes() {
+    let (place, arguments) = Place::with_disk();
+    let server = place.start(&arguments);
+    write(&place, OURS, 1);
+    stop(server);
+    for left in [16 * MIB, MIB, 40_000] {
+        let file = fs::File::options().write(true).open(place.path("cache.img")).expect("ours");
+        file.set_len(left).expect("it can be cut");
+        let said = place.refuse(&arguments);
+        let both = format!("the cache was made for 33554432 bytes, the file has {left}");
+        assert!(said.contains(&both) && said.contains("--reset-cache"), "{said}");
+    }
+}

@@ -194,6 +194,9 @@ pub fn open(
     }
     opened.notes.iter().for_each(|note| tracing::warn!("{note}"));
     memory::check(config, &opened, ARENA_BYTES)?;
+    if let Err(error) = witness.state().sweep(opened.superblock.uuid) {
+        tracing::warn!(%error, "left behind by a crash");
+    }
     let mut settings = KeptSettings::of(witness.state(), &opened.superblock, old)?;
     if applied.is_some() {
         settings.forget();
@@ -447,11 +450,25 @@ const INTERRUPTED: &str = "the server before ended while it applied this configu
                            the one before, which is the last configuration-*.toml in the state \
                            directory, and apply this one once more";
 
+/// The remedy if the witness of the cache cannot be read.
+const BAD_WITNESS: &str = "the witness, which tells whether the cache is out of date, cannot be \
+                           used; restore the file from a copy of the state directory, or, if this \
+                           cache was the last one that served its primaries and has not failed, \
+                           move it away and start again: docs/user/refused-start.md";
+
 /// Why there is no cache device, and the remedy if it is only absent.
 fn no_cache(cache: &CacheConfig, error: OpenError) -> anyhow::Error {
     let is_absent = matches!(&error, OpenError::System { source, .. }
         if source.kind() == ErrorKind::NotFound);
+    let path_of = &cache.path;
     let (path, directory) = (cache.path.display(), cache.path.parent().unwrap_or(Path::new("/")));
+    if let Some((made, now)) = size::truncated(path_of) {
+        return anyhow!(
+            "cache {path}: the cache was made for {made} bytes, the file has {now}: it was \
+             truncated; restore the file from a copy of that time, or discard the cache: remove \
+             the file, and start once with --reset-cache"
+        );
+    }
     match cache.size {
         _ if !is_absent => anyhow::Error::new(error).context("cache"),
         None => anyhow!("cache {path}: it does not exist; to create a file, give it a size"),
@@ -489,8 +506,8 @@ fn decide_on(
     let Superblocks { copies, announcement, known } = found;
     let witnesses = witness.load_all()?;
     for superblock in known {
-        // Unlike at a start, a witness that cannot be read is an error.
-        witness.load(superblock.uuid)?;
+        // Unlike those of other caches, it must be readable.
+        witness.load(superblock.uuid).context(BAD_WITNESS)?;
     }
     let newest = found.newest();
     let (specs, unchanged) = primaries::specs(args, config, primaries, newest, witness.state())?;

@@ -53,6 +53,15 @@ pub fn store_witness(witness: &Witness, record: &Record, uuid: [u8; 16]) -> anyh
 /// What the state directory should have of the cache that a start has found, and has not.
 pub fn missing(newest: &Superblock, witness: &Witness) -> Vec<News> {
     let mut news = Vec::new();
+    // A damaged one is refused.
+    if matches!(witness.load(newest.uuid), Ok(None)) {
+        let text = "the state directory has no record of this cache: an older copy of it, and \
+                    changes of the primaries by another cache, are not noticed"
+            .to_owned();
+        let remedy = "if this is not the directory of before, or its file system is not mounted, \
+                      stop the server and start it with that one";
+        news.push(News::new("state-lost", Severity::Warning, text, remedy));
+    }
     if has_old_samples(newest, witness.state()) {
         let text = "the samples of the primaries are of before the last use of the cache, since \
                     the state directory could not be written then, and were not compared"

@@ -3,14 +3,14 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
 use forebay_control::config::{CacheConfig, Config};
 use forebay_control::units::Size;
 use forebay_engine::Trust;
-use forebay_format::Superblock;
+use forebay_format::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use forebay_runtime::Witness;
 use forebay_volume::pool::geometry;
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, statvfs};
@@ -106,6 +106,19 @@ fn found(cache: &CacheConfig, size: u64) -> Option<u64> {
     let found = file.metadata().ok()?;
     let largest = superblocks(&file).iter().map(|superblock| superblock.device_size).max()?;
     Some(if found.is_file() { found.len() } else { largest.max(size) })
+}
+
+/// The size for which the cache in a file was made, and the size of the file, if that is less.
+pub fn truncated(path: &Path) -> Option<(u64, u64)> {
+    let file = File::open(path).ok()?;
+    let found = file.metadata().ok().filter(|found| found.is_file())?;
+    let read = |offset: &u64| {
+        let mut bytes = vec![0; SUPERBLOCK_BYTES];
+        file.read_exact_at(&mut bytes, *offset).ok()?;
+        Superblock::decode(&bytes).ok()
+    };
+    let made = SUPERBLOCK_OFFSETS.iter().filter_map(read).map(|one| one.device_size).max()?;
+    (found.len() < made).then_some((made, found.len()))
 }
 
 /// Whether there is a cache, and it was given up.
