@@ -28,9 +28,9 @@ pub fn no_state(error: io::Error) -> anyhow::Error {
 }
 
 /// Stores a witness after the superblock of its start. If there is no space, other files make room:
-/// the samples, which can be taken again, the drained volumes of the last stop, which count no
-/// more, and the list of primaries in use, which counts for each of them when it is empty. Returns
-/// whether the samples stay.
+/// the samples, which can be taken again, the stop on record, without which the log alone says what
+/// is dirty, and the list of primaries in use, which counts for each of them when it is empty.
+/// Returns whether the samples stay.
 pub fn store_witness(witness: &Witness, record: &Record, uuid: [u8; 16]) -> anyhow::Result<bool> {
     match witness.store(record) {
         Err(error) if is_full(&error) => {
