@@ -30,7 +30,7 @@ pub use file::{Direct, FileDevice, OpenMode};
 pub use huge::HugePages;
 pub use layer::watch::{Watch, WatchedDevice};
 pub use memory::MemoryDevice;
-pub use nbd::{Debts, Ledger, Line, NbdDevice, Parting, STRAGGLE_MAX, Terms};
+pub use nbd::{Debts, HANDSHAKE_PATIENCE, Ledger, Line, NbdDevice, Parting, STRAGGLE_MAX, Terms};
 #[cfg(loom)]
 pub use ring::Alarm;
 pub use ring::{
@@ -38,4 +38,6 @@ pub use ring::{
     UblkControl, UblkQueue, UblkSlot, Waker,
 };
 pub use socket::{has_hung_up, untaken};
-pub use uri::{open_cache, open_cache_read_only, open_primary, primary_path, primary_size};
+pub use uri::{
+    open_cache, open_cache_read_only, open_primary, open_primary_within, primary_path, primary_size,
+};

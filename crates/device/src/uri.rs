@@ -31,7 +31,7 @@ use crate::error::OpenError;
 use crate::file::{FileDevice, OpenMode, extent};
 use crate::layer::delay::DelayDevice;
 use crate::layer::fault::{FaultDevice, Faults};
-use crate::nbd::{Address, NbdDevice, Peer};
+use crate::nbd::{Address, HANDSHAKE_PATIENCE, NbdDevice, Peer};
 
 /// The schemes of primary URIs.
 const SCHEMES: [(&str, Scheme); 3] =
@@ -51,6 +51,17 @@ enum Scheme {
 /// # Errors
 /// When the URI is invalid, or the device cannot be opened.
 pub fn open_primary(uri: &str) -> Result<Arc<dyn BlockDevice>, OpenError> {
+    open_primary_within(uri, HANDSHAKE_PATIENCE)
+}
+
+/// Opens the primary that `uri` names. A server on a network must answer in this time.
+///
+/// # Errors
+/// As for [`open_primary`].
+pub fn open_primary_within(
+    uri: &str,
+    patience: Duration,
+) -> Result<Arc<dyn BlockDevice>, OpenError> {
     let mut parsed = Uri::parse(uri)?;
     let layers = parsed.layers()?;
     let device: Arc<dyn BlockDevice> = match parsed.scheme {
@@ -67,7 +78,7 @@ pub fn open_primary(uri: &str) -> Result<Arc<dyn BlockDevice>, OpenError> {
         Some(scheme @ (Scheme::Nbd | Scheme::NbdUnix)) => {
             let address = parsed.nbd_address(scheme)?;
             parsed.finish()?;
-            Arc::new(NbdDevice::open(address)?)
+            Arc::new(NbdDevice::open(address, patience)?)
         }
     };
     Ok(layers.over(device))

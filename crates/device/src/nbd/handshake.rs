@@ -4,10 +4,12 @@
 //! device, or one that reconnects. Answers of a server are bounded in number and length.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs as _};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_nbd_wire::{
@@ -15,12 +17,14 @@ use forebay_nbd_wire::{
     OptionHeader, OptionReplyHeader, OptionReplyKind, PAYLOAD_MAX, STRING_MAX, TransmissionFlags,
     WireError,
 };
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use super::terms::Terms;
 use crate::error::OpenError;
 
-/// Time limit for connecting and negotiating together.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit for connecting and negotiating together, unless a caller has less.
+pub const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum length of an answer to an option, in bytes.
 const ANSWER_MAX: u32 = 2 * STRING_MAX as u32;
 /// Maximum number of answers to one option.
@@ -49,9 +53,9 @@ pub(super) struct Connection {
     pub(super) terms: Terms,
 }
 
-/// Connects and negotiates.
-pub(super) fn connect(address: &Address) -> Result<Connection, OpenError> {
-    let deadline = Instant::now() + PATIENCE;
+/// Connects and negotiates in at most this time.
+pub(super) fn connect(address: &Address, patience: Duration) -> Result<Connection, OpenError> {
+    let deadline = Instant::now() + patience;
     let refused = |error: Failure| match error {
         Failure::System(error) => {
             let error = match error.kind() {
@@ -74,14 +78,11 @@ pub(super) fn connect(address: &Address) -> Result<Connection, OpenError> {
 
 fn dial(peer: &Peer, deadline: Instant) -> io::Result<Timed> {
     let socket = match peer {
-        Peer::Unix(path) => Socket::Unix(UnixStream::connect(path)?),
+        Peer::Unix(path) => Socket::Unix(dial_unix(path, deadline)?),
         Peer::Tcp { host, port } => {
             let mut refusal = io::Error::other("the name has no address");
             let mut found = None;
-            let addresses = (host.as_str(), *port).to_socket_addrs();
-            // After a boot the name service may come later than this server.
-            let unknown = |error| io::Error::new(io::ErrorKind::HostUnreachable, error);
-            for address in addresses.map_err(unknown)? {
+            for address in resolve(host, *port, deadline)? {
                 match TcpStream::connect_timeout(&address, time_left(deadline)?) {
                     Ok(stream) => {
                         stream.set_nodelay(true)?;
@@ -95,6 +96,32 @@ fn dial(peer: &Peer, deadline: Instant) -> io::Result<Timed> {
         }
     };
     Ok(Timed { socket, deadline })
+}
+
+/// Connects like [`UnixStream::connect`], but not for ever: a server that does not run takes no
+/// connection, and when its backlog is full, the kernel waits.
+fn dial_unix(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(time_left(deadline)?))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
+/// The addresses of a name. The name service has its own limits, so it is asked by another thread.
+fn resolve(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(vec![(address, port).into()]);
+    }
+    let (tell, hear) = mpsc::channel();
+    let host = host.to_owned();
+    thread::Builder::new().name("nbd-resolve".to_owned()).spawn(move || {
+        let found = (host.as_str(), port).to_socket_addrs().map(Iterator::collect);
+        let _ = tell.send(found);
+    })?;
+    let found = hear.recv_timeout(time_left(deadline)?);
+    // After a boot the name service may come later than this server.
+    let unknown = |error| io::Error::new(io::ErrorKind::HostUnreachable, error);
+    found.map_err(|_| io::ErrorKind::TimedOut)?.map_err(unknown)
 }
 
 fn negotiate(stream: &mut (impl Read + Write), export: &str) -> Result<Terms, Failure> {

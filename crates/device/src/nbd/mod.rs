@@ -34,6 +34,7 @@ use crate::device::BlockDevice;
 use crate::error::OpenError;
 use crate::ring::Ring;
 pub use debts::{Debts, Ledger};
+pub use handshake::HANDSHAKE_PATIENCE;
 pub(crate) use handshake::{Address, Peer};
 use handshake::{Connection, connect};
 pub use line::{Line, Parting, STRAGGLE_MAX};
@@ -66,12 +67,12 @@ struct Shared {
 }
 
 impl NbdDevice {
-    /// Connects to the server and selects the export.
+    /// Connects to the server and selects the export, in at most this time.
     ///
     /// # Errors
     /// When no server answers, it does not have the export, or the export is unsuitable.
-    pub(crate) fn open(address: Address) -> Result<Self, OpenError> {
-        let connection = connect(&address)?;
+    pub(crate) fn open(address: Address, patience: Duration) -> Result<Self, OpenError> {
+        let connection = connect(&address, patience)?;
         let terms = connection.terms;
         check_terms(&address.uri, &terms)?;
         let info = info(&address.uri, &terms);
@@ -159,7 +160,7 @@ impl Shared {
 
     /// Connects once more; the device must still have the properties it had when it was opened.
     fn connect_again(&self) -> Result<Connection, OpenError> {
-        let connection = connect(&self.address)?;
+        let connection = connect(&self.address, HANDSHAKE_PATIENCE)?;
         let terms = connection.terms;
         let lost = self.terms.flags.without(terms.flags);
         let uri = &self.address.uri;

@@ -9,11 +9,16 @@ pub mod store;
 pub mod users;
 
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::Context;
 use forebay_block::VolumeId;
 use forebay_control::config::{Config, VolumeConfig};
-use forebay_device::{AwayDevice, BlockDevice, OpenError, Watch, WatchedDevice, open_primary};
+use forebay_device::{
+    AwayDevice, BlockDevice, HANDSHAKE_PATIENCE, OpenError, Watch, WatchedDevice, open_primary,
+    open_primary_within,
+};
 use forebay_format::{Superblock, VolumeRecord};
 use forebay_runtime::{StateDir, Stopped};
 use forebay_volume::pool::{Opened, VolumeSpec};
@@ -29,18 +34,23 @@ type Fingerprints = Vec<(VolumeId, Option<u64>)>;
 /// The primary of each volume, in the order of the configuration.
 type Primaries = Vec<Arc<dyn BlockDevice>>;
 
-/// Opens every primary. For an absent one, which may return later, the result holds the error.
+/// A primary, or why it is absent.
+type Found = Result<Arc<dyn BlockDevice>, OpenError>;
+
+/// Time in which a server on a network must answer at a start that others wait for.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
+
+/// Opens every primary, all at once. For an absent one, which may return later, the result holds
+/// the error; a server that does not answer soon counts as absent, and does not delay the others.
 ///
 /// # Errors
 /// If a device cannot be a primary or is in use, or if no primary is present.
-pub fn open(config: &Config) -> anyhow::Result<Vec<Result<Arc<dyn BlockDevice>, OpenError>>> {
-    let open = |volume: &VolumeConfig| match busy::open(|| open_primary(&volume.primary)) {
-        Err(error) if !is_away(&error) => {
-            Err(anyhow::Error::new(error).context(format!("volume {}", volume.name)))
-        }
-        opened => Ok(opened),
-    };
-    let opened: Vec<_> = config.volumes.iter().map(open).collect::<Result<_, _>>()?;
+pub fn open(config: &Config) -> anyhow::Result<Vec<Found>> {
+    let mut opened = open_all(config, ANSWER_PATIENCE)?;
+    if opened.iter().all(Result::is_err) && opened.iter().any(is_late) {
+        // Nobody waits for another volume.
+        opened = open_all(config, HANDSHAKE_PATIENCE)?;
+    }
     if opened.iter().all(Result::is_err) {
         for (volume, opened) in config.volumes.iter().zip(opened) {
             opened.with_context(|| format!("volume {}", volume.name))?;
@@ -48,6 +58,33 @@ pub fn open(config: &Config) -> anyhow::Result<Vec<Result<Arc<dyn BlockDevice>, 
         anyhow::bail!("no volume is configured");
     }
     Ok(opened)
+}
+
+fn open_all(config: &Config, patience: Duration) -> anyhow::Result<Vec<Found>> {
+    let open = |volume: &VolumeConfig| {
+        let opened = busy::open(|| open_primary_within(&volume.primary, patience));
+        match opened {
+            Err(error) if !is_away(&error) => {
+                Err(anyhow::Error::new(error).context(format!("volume {}", volume.name)))
+            }
+            opened => Ok(opened),
+        }
+    };
+    thread::scope(|scope| {
+        let started = config.volumes.iter().map(|volume| {
+            thread::Builder::new().name("open".into()).spawn_scoped(scope, move || open(volume))
+        });
+        // All must have started before the first is waited for.
+        let started = started.collect::<Result<Vec<_>, _>>().context("a thread to open")?;
+        let ended = started.into_iter().map(|one| one.join().expect("a panic ends the process"));
+        ended.collect()
+    })
+}
+
+/// Whether a primary did not answer in time.
+fn is_late(opened: &Found) -> bool {
+    let Err(OpenError::System { source, .. }) = opened else { return false };
+    source.kind() == std::io::ErrorKind::TimedOut
 }
 
 /// Whether a device is absent, such as a disk or a server that does not answer.
@@ -87,7 +124,7 @@ pub struct Gone {
 /// If there is no record of an absent primary.
 pub fn stand_in(
     config: &Config,
-    opened: Vec<Result<Arc<dyn BlockDevice>, OpenError>>,
+    opened: Vec<Found>,
     newest: Option<&Superblock>,
     reset: bool,
 ) -> anyhow::Result<(Primaries, Vec<Gone>)> {
@@ -95,7 +132,13 @@ pub fn stand_in(
     for (at, (volume, opened)) in config.volumes.iter().zip(opened).enumerate() {
         let name = &volume.name;
         let record = newest.and_then(|one| one.volumes.iter().find(|one| one.name == *name));
-        let primary = match (opened, record.filter(|_| !reset)) {
+        let record = record.filter(|_| !reset);
+        // Nothing can stand in for a volume without a record, so it gets more time.
+        let opened = match opened {
+            late if record.is_none() && is_late(&late) => open_primary(&volume.primary),
+            opened => opened,
+        };
+        let primary = match (opened, record) {
             (Ok(primary), _) => primary,
             (Err(error), None) => {
                 return Err(anyhow::Error::new(error).context(format!("volume {name}")));

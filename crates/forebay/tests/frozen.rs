@@ -1,0 +1,111 @@
+//! An NBD server that is stopped (SIGSTOP) holds its connections and answers nothing. Its volume
+//! waits; the others do not notice, at a start and at a hand-over.
+
+mod support;
+#[path = "support/tools.rs"]
+mod tools;
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use support::nbd::Nbd;
+use support::{Place, noise, until};
+use tools::have;
+
+const MIB: u64 = 1 << 20;
+
+/// nbdkit, killed when dropped.
+struct San(Child);
+
+impl San {
+    fn start(place: &Place) -> Self {
+        let socket = place.path("san.sock");
+        let child = Command::new("nbdkit")
+            .args(["--foreground", "--exit-with-parent", "--unix"])
+            .args([socket.as_os_str(), "memory".as_ref(), "16M".as_ref()])
+            .spawn()
+            .expect("nbdkit runs (make setup)");
+        until("nbdkit listens", || UnixStream::connect(&socket).is_ok());
+        Self(child)
+    }
+
+    fn signal(&self, name: &str) {
+        let id = self.0.id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &id]).status().expect("it runs").success());
+    }
+}
+
+impl Drop for San {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The arguments to serve `a`, behind an NBD server, and `b`, a file, with a device that is silent
+/// for so long called silent.
+fn serve(place: &Place, patience: &str) -> Vec<String> {
+    place.make("b.img", 16 * MIB);
+    let text = format!(
+        "[cache]\npath = {:?}\nsize = \"32MiB\"\nstate_dir = {:?}\nwrite_cache_depth = \"1h\"\n\
+         [memory]\nram = \"4MiB\"\n\
+         [server]\nnbd = [\"unix:{}\"]\nshards = 2\npatience = {patience:?}\n\
+         [control]\nsocket = {:?}\n\
+         [[volume]]\nname = \"a\"\nprimary = \"nbd+unix:///?socket={}\"\n\
+         [[volume]]\nname = \"b\"\nprimary = {:?}\n",
+        place.text("cache.img"),
+        place.text("state"),
+        place.text("nbd.sock"),
+        place.text("control.sock"),
+        place.text("san.sock"),
+        place.text("b.img"),
+    );
+    fs::write(place.path("forebay.toml"), text).expect("it can be written");
+    vec!["serve".to_owned(), format!("--config={}", place.text("forebay.toml"))]
+}
+
+fn connect(place: &Place, volume: &str) -> Nbd {
+    Nbd::connect(&place.path("nbd.sock"), volume).expect("it serves")
+}
+
+fn check(nbd: &mut Nbd, expected: &[u8]) {
+    let mut found = vec![0; expected.len()];
+    nbd.read(MIB, &mut found).expect("it is read");
+    assert!(found == expected);
+}
+
+/// Regression: a start waited ten seconds for such a server before it served anybody.
+#[test]
+fn a_server_that_is_stopped_delays_the_start_of_no_other_volume() {
+    if !have(&["nbdkit"]) {
+        return;
+    }
+    let place = Place::new();
+    let san = San::start(&place);
+    let arguments = serve(&place, "30s");
+    let server = place.start(&arguments);
+    let (mine, others) = (noise(1, 64 << 10), noise(2, 64 << 10));
+    connect(&place, "a").write(MIB, &mine, true).expect("it is written");
+    connect(&place, "b").write(MIB, &others, true).expect("it is written");
+    server.stop(&[]);
+
+    san.signal("STOP");
+    let before = Instant::now();
+    let server = place.start(&arguments);
+    let took = before.elapsed();
+    assert!(took < Duration::from_secs(6), "{took:?}");
+    check(&mut connect(&place, "b"), &others);
+    let mut frozen = connect(&place, "a");
+    check(&mut frozen, &mine);
+    frozen.read(8 * MIB, &mut [0; 4096]).expect_err("only the primary has it");
+    assert_eq!(server.status()["volumes"][0]["primary_health"]["state"], "away");
+
+    san.signal("CONT");
+    server.log("volume a: its primary is back");
+    until("it is used", || frozen.read(8 * MIB, &mut [0; 4096]).is_ok());
+    server.stop(&["--drain"]);
+}
