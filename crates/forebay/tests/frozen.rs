@@ -109,3 +109,43 @@ fn a_server_that_is_stopped_delays_the_start_of_no_other_volume() {
     until("it is used", || frozen.read(8 * MIB, &mut [0; 4096]).is_ok());
     server.stop(&["--drain"]);
 }
+
+/// Regression: the server was killed after twenty seconds, as its shards waited for the primary,
+/// and the connections of all clients broke.
+#[test]
+fn a_hand_over_keeps_the_clients_of_the_other_volumes() {
+    if !have(&["nbdkit"]) {
+        return;
+    }
+    let place = Place::new();
+    let san = San::start(&place);
+    let server = place.start_kept(&serve(&place, "30s"));
+    let others = noise(2, 64 << 10);
+    // On both shards, and not only on that which waits.
+    let mut healthy: Vec<Nbd> = (0..4).map(|_| connect(&place, "b")).collect();
+    healthy[0].write(MIB, &others, true).expect("it is written");
+    let mut frozen = connect(&place, "a");
+    san.signal("STOP");
+    let waiter = thread::spawn(move || frozen.read(8 * MIB, &mut [0; 4096]));
+    thread::sleep(Duration::from_millis(300));
+
+    let before = Instant::now();
+    server.ask(&["upgrade", &Path::new(env!("CARGO_BIN_EXE_forebay")).to_string_lossy()]);
+    let took = before.elapsed();
+    assert!(took < Duration::from_secs(19), "{took:?}");
+    healthy.iter_mut().for_each(|nbd| check(nbd, &others));
+    waiter.join().expect("it ends").expect_err("it is cut off");
+
+    // Idle, and nothing known of the server's stop: nobody asks it for long.
+    san.signal("CONT");
+    server.log("volume a: its primary is back");
+    san.signal("STOP");
+    let before = Instant::now();
+    server.ask(&["upgrade", &Path::new(env!("CARGO_BIN_EXE_forebay")).to_string_lossy()]);
+    let took = before.elapsed();
+    assert!(took < Duration::from_secs(19), "{took:?}");
+    healthy.iter_mut().for_each(|nbd| check(nbd, &others));
+    san.signal("CONT");
+    server.log("volume a: its primary is back");
+    server.stop(&[]);
+}

@@ -47,6 +47,9 @@ const HAND_OVER_FAREWELL: Duration = STRAGGLE_MAX.saturating_add(Duration::from_
 const CUT_OFF_PATIENCE: Duration = Duration::from_secs(1);
 /// Time in which the shards must stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(120);
+/// The same if the next server waits. A primary that hangs keeps its shards: the next server
+/// recovers then, as after a crash. The keeper waits for 20 s in all.
+const HAND_OVER_STOP: Duration = Duration::from_secs(3);
 /// Time in which a thread must report its state.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
 /// Time in which a volume must answer a read of the server itself.
@@ -636,7 +639,8 @@ impl Inner {
         }
         // A request that was cut off may end until the shards have stopped.
         let mut last = Vec::new();
-        let complete = self.ask_all(Command::Stop).await_all(STOP_PATIENCE, &mut last);
+        let patience = if end == End::HandOver { HAND_OVER_STOP } else { STOP_PATIENCE };
+        let complete = self.ask_all(Command::Stop).await_all(patience, &mut last);
         let dirty_blocks = last.iter().map(|snapshot| snapshot.dirty_blocks).sum();
         let left = self.left_by_volume(&last);
         let mut log_ends = vec![Lsn(0); self.mailboxes.len()];

@@ -146,6 +146,8 @@ struct Thread {
 struct Duties {
     started: Option<Sender<(usize, Started)>>,
     quiesced: Option<Sender<Vec<LeftClient>>>,
+    /// Whether the clients that were not quiet in time are cut off.
+    is_cut_off: bool,
     stopped: Option<Sender<Snapshot>>,
 }
 
@@ -594,7 +596,10 @@ impl Thread {
                 self.channels.shut(end);
                 self.duties.quiesced = Some(answer);
             }
-            Command::CutOff => self.clients.cut_off(),
+            Command::CutOff => {
+                self.clients.cut_off();
+                self.duties.is_cut_off = true;
+            }
             Command::Stop(answer) => {
                 self.shards.serve_all();
                 self.shards.shard.stop(self.shards.now, &mut self.shards.fx);
@@ -618,9 +623,10 @@ impl Thread {
                 self.duties.started = None;
             }
         }
-        let unanswered = self.channels.in_flight();
-        if self.duties.quiesced.is_some() && self.clients.len() == 0 && unanswered == 0 {
-            debug_assert_eq!(self.router.unanswered(), 0);
+        let is_quiet = self.clients.len() == 0 && self.channels.in_flight() == 0;
+        // What was cut off stays until its requests have ended: others do not wait for it.
+        if self.duties.quiesced.is_some() && (is_quiet || self.duties.is_cut_off) {
+            debug_assert!(self.duties.is_cut_off || self.router.unanswered() == 0);
             let answer = self.duties.quiesced.take();
             let _ = answer.expect("seen just now").send(self.clients.take_left());
         }

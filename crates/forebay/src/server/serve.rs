@@ -44,6 +44,10 @@ use crate::server::{history, left_clients, logging, mount, process, rules, takeo
 /// How long a stop waits for `forebay stop` to see that the drain was abandoned.
 const TELL_TIME: Duration = Duration::from_secs(1);
 const TELL_STEP: Duration = Duration::from_millis(10);
+/// Time in which the primaries must tell what they hold at a stop, as long as a flush may take.
+const STOP_PATIENCE: Duration = Duration::from_secs(60);
+/// The same if the next server waits.
+const HAND_OVER_PATIENCE: Duration = Duration::from_secs(4);
 /// Signals that come within this time are one.
 const ONE_SIGNAL: Duration = Duration::from_millis(300);
 
@@ -405,7 +409,7 @@ impl Serving {
         }
         let closed = if stopped.complete {
             let gives_up = self.running.gives_up_cache();
-            self.cache.close(health, &stopped, gives_up)
+            self.cache.close(health, &stopped, gives_up, HAND_OVER_PATIENCE)
         } else {
             Err(anyhow::anyhow!("a shard did not stop in time; the next program will recover"))
         };
@@ -429,7 +433,7 @@ impl Serving {
     /// Ends everything else after the shards. If a stop was `awaited`, it tells what is left.
     fn close(self, stopped: &Stopped, health: Health, awaited: bool) -> anyhow::Result<()> {
         let closed = if stopped.complete {
-            self.cache.close(health, stopped, false)
+            self.cache.close(health, stopped, false, STOP_PATIENCE)
         } else {
             Err(anyhow::anyhow!("a shard did not stop in time; the next start will recover"))
         };

@@ -13,7 +13,7 @@ pub mod superblocks;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
 use forebay_block::{Arena, BufPool, ByteRange, VOLUMES_MAX, VolumeId};
@@ -388,8 +388,15 @@ impl Cache {
 
     /// Records that the server has stopped in order, so that the next start can tell whether a
     /// primary was changed meanwhile, and whether dirty blocks are left. Does nothing if the device
-    /// is out of use. With `gives_up`, a cache without dirty blocks is never used again.
-    pub fn close(self, health: Health, stopped: &Stopped, gives_up: bool) -> anyhow::Result<()> {
+    /// is out of use. With `gives_up`, a cache without dirty blocks is never used again. Primaries
+    /// have `patience` to tell what they hold.
+    pub fn close(
+        self,
+        health: Health,
+        stopped: &Stopped,
+        gives_up: bool,
+        patience: Duration,
+    ) -> anyhow::Result<()> {
         self.returns.stop();
         // Every request has ended.
         if let Err(error) = self.users.end() {
@@ -410,7 +417,7 @@ impl Cache {
             return Ok(());
         }
         let (fingerprints, volumes) =
-            primaries::leave(&self.superblock, &primaries, stopped, table.as_ref());
+            primaries::leave(&self.superblock, &primaries, stopped, table.as_ref(), patience);
         let mut in_use = locked(&self.in_use);
         let superblock = closed(in_use.last().clone(), &fingerprints);
         if let Some(table) = table {

@@ -8,12 +8,12 @@ pub mod samples;
 pub mod store;
 pub mod users;
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use forebay_block::VolumeId;
+use forebay_block::{ErrorKind, IoResult, VolumeId};
 use forebay_control::config::{Config, VolumeConfig};
 use forebay_device::{
     AwayDevice, BlockDevice, HANDSHAKE_PATIENCE, OpenError, Watch, WatchedDevice, open_primary,
@@ -25,6 +25,7 @@ use forebay_volume::pool::{Opened, VolumeSpec};
 
 use crate::busy;
 use crate::server::args::ServeArgs;
+use fingerprint::Fingerprint;
 use keeper::Kept;
 use samples::{Sample, Table};
 
@@ -330,43 +331,73 @@ pub fn compared(
 
 /// Fingerprints and samples of the primaries after an orderly stop, of durable content only, so
 /// that they match even after a power failure. Samples in `table`, which the keeper has left, are
-/// not taken again. Of a primary that is away, or may still change, nothing else is taken.
+/// not taken again. Of a primary that is away, or may still change, nothing else is taken; nor of
+/// one that has not answered after `patience`.
 pub fn leave(
     superblock: &Superblock,
     primaries: &[(VolumeId, Arc<dyn BlockDevice>)],
     stopped: &Stopped,
     table: Option<&Table>,
+    patience: Duration,
 ) -> (Fingerprints, Vec<(VolumeId, Vec<Sample>)>) {
     let (mut fingerprints, mut volumes) = (Vec::new(), Vec::new());
+    let limit = Instant::now() + patience;
+    // All must have begun before the first is waited for.
+    let mut begun = Vec::new();
     for (id, primary) in primaries {
-        if primary.is_away() || primary.has_stragglers() {
-            volumes.push((*id, table.map_or(Vec::new(), |table| table.of(*id).to_vec())));
-            continue;
-        }
-        let mut sampled = samples::unknown(&**primary);
         // A primary that returned while the volume was served may be larger than the volume.
         let size = superblock.volumes.iter().find(|volume| volume.id == *id);
         let size = size.map_or(primary.info().size, |volume| volume.size);
-        let known = table.map_or(&[][..], |table| table.of(*id));
-        let found = samples::flush(&**primary)
-            .and_then(|()| samples::take(&**primary, known))
-            .and_then(|found| Ok((fingerprint::of(&**primary, size)?, found)));
-        match found {
+        let known = table.map_or(Vec::new(), |table| table.of(*id).to_vec());
+        let is_left = primary.is_away() || primary.has_stragglers();
+        let found = (!is_left).then(|| at_rest(Arc::clone(primary), size, known.clone()));
+        begun.push((*id, primary, known, found));
+    }
+    for (id, primary, known, found) in begun {
+        let Some(found) = found else {
+            volumes.push((id, known));
+            continue;
+        };
+        let mut sampled = samples::unknown(&**primary);
+        let found = found.recv_timeout(limit.saturating_duration_since(Instant::now()));
+        match found.unwrap_or_else(|_| Err(ErrorKind::Timeout.into())) {
             // Its next flush may succeed although the data that it shows is lost.
-            _ if stopped.doubtful.contains(id) => {
-                let volume = name_of(superblock, *id);
+            _ if stopped.doubtful.contains(&id) => {
+                let volume = name_of(superblock, id);
                 tracing::warn!(volume, "no fingerprint of its primary, since a flush of it failed");
             }
             Ok((print, found)) => {
                 sampled = found;
-                fingerprints.push((*id, Some(print.digest)));
+                fingerprints.push((id, Some(print.digest)));
             }
             Err(error) => {
-                let volume = name_of(superblock, *id);
+                let volume = name_of(superblock, id);
                 tracing::warn!(volume, %error, "no fingerprint of its primary");
             }
         }
-        volumes.push((*id, sampled));
+        volumes.push((id, sampled));
     }
     (fingerprints, volumes)
+}
+
+/// Flushes a primary, and takes its fingerprint and samples. A thread of its own waits for that,
+/// since a primary may hang.
+fn at_rest(
+    primary: Arc<dyn BlockDevice>,
+    size: u64,
+    known: Vec<Sample>,
+) -> mpsc::Receiver<IoResult<(Fingerprint, Vec<Sample>)>> {
+    let (tell, hear) = mpsc::channel();
+    let take = move || {
+        let found = samples::flush(&*primary)
+            .and_then(|()| samples::take(&*primary, &known))
+            .and_then(|found| Ok((fingerprint::of(&*primary, size)?, found)));
+        // Let go of before anybody goes on: the next server may want to lock it.
+        drop(primary);
+        let _ = tell.send(found);
+    };
+    if let Err(error) = thread::Builder::new().name("at-rest".into()).spawn(take) {
+        tracing::warn!(%error, "no thread to take a fingerprint");
+    }
+    hear
 }
