@@ -244,8 +244,8 @@ impl OperationStatus {
 /// The health of a volume's primary.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct PrimaryStatus {
-    /// `good`, `errors` (it failed a request in the last ten minutes), or `away` (it does not
-    /// answer).
+    /// `good`, `errors` (it failed a request in the last ten minutes), `silent` (a request has had
+    /// neither an answer nor an error for longer than `patience`), or `away` (it does not answer).
     pub state: String,
     /// Failed reads.
     pub read_errors: u64,
@@ -259,6 +259,9 @@ pub struct PrimaryStatus {
     pub last_error_seconds: Option<f64>,
     /// Seconds since it stopped answering.
     pub away_seconds: Option<f64>,
+    /// How long its oldest request has had no answer, if that is longer than `patience`.
+    #[serde(default)]
+    pub silent_seconds: Option<f64>,
 }
 
 /// Reads of a volume by how much the cache had of them, counted as pieces at shards.
@@ -732,6 +735,7 @@ impl PrimaryStatus {
             last_error: last.map(|(_, how)| how.clone()),
             last_error_seconds: last.map(|(ago, _)| ago.as_secs_f64()),
             away_seconds: health.away.map(|away| away.as_secs_f64()),
+            silent_seconds: health.silent.map(|silent| silent.as_secs_f64()),
         }
     }
 }

@@ -122,8 +122,8 @@ fn volumes(out: &mut String, pool: &PoolSnapshot) {
             line(out, name, &[("volume", &volume.name)], of(volume));
         }
     };
-    let help = "1 while a volume's primary answers, 0 while it is away.";
-    let answers = |volume: &VolumeSnapshot| u64::from(volume.primary_health.away.is_none());
+    let help = "1 while a volume's primary answers, 0 while it is away or silent.";
+    let answers = |volume: &VolumeSnapshot| u64::from(volume.primary_health.answers());
     level("forebay_volume_primary_up", help, answers);
     let help = "Blocks of a volume newer than on its primary.";
     level("forebay_volume_dirty_blocks", help, |volume| volume.state.dirty_blocks);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_block::Instant;
-use forebay_engine::{ContentLocality, Eviction, Health, Mode, Primary, State, Stats, VolumeState};
+use forebay_engine::{ContentLocality, Eviction, Health, Mode, State, Stats, VolumeState};
 use forebay_policy::RuleCount;
 
 use crate::ControlError;
@@ -393,6 +393,9 @@ pub struct VolumeSnapshot {
 pub struct PrimaryHealth {
     /// Time since it stopped answering; `None` while it answers.
     pub away: Option<Duration>,
+    /// How long its oldest request has had neither an answer nor an error, if that is longer than
+    /// the configured patience.
+    pub silent: Option<Duration>,
     /// The last request that failed: how long ago, and the error.
     pub last_error: Option<(Duration, String)>,
 }
@@ -403,22 +406,32 @@ impl PrimaryHealth {
 
     /// The health according to the shards' observations, at time `now`.
     #[must_use]
-    pub fn of(primary: &Primary, now: Instant) -> Self {
+    pub fn of(state: &VolumeState, now: Instant) -> Self {
+        let primary = &state.primary;
+        let oldest = state.oldest_io.filter(|_| state.slow_ios > 0);
         Self {
             away: primary.away_since.map(|since| now.since(since)),
+            silent: oldest.map(|at| now.since(at)),
             last_error: primary.last_error.map(|(at, kind)| (now.since(at), kind.to_string())),
         }
     }
 
-    /// `good`, `errors` (it failed a request in the last ten minutes), or `away`.
+    /// `good`, `errors` (it failed a request in the last ten minutes), `silent`, or `away`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         let recent = |(ago, _): &(Duration, String)| *ago < Self::RECENT;
-        match (&self.away, &self.last_error) {
-            (Some(_), _) => "away",
-            (None, Some(error)) if recent(error) => "errors",
+        match (&self.away, &self.silent, &self.last_error) {
+            (Some(_), _, _) => "away",
+            (None, Some(_), _) => "silent",
+            (None, None, Some(error)) if recent(error) => "errors",
             _ => "good",
         }
+    }
+
+    /// Whether it answers: it is neither away nor silent.
+    #[must_use]
+    pub fn answers(&self) -> bool {
+        self.away.is_none() && self.silent.is_none()
     }
 }
 
@@ -492,5 +505,31 @@ impl PoolSnapshot {
             Health::Detached => 2,
         };
         self.shards.iter().map(|shard| shard.health).max_by_key(rank).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_block::ErrorKind;
+    use forebay_engine::Primary;
+
+    use super::*;
+
+    #[test]
+    fn a_primary_that_leaves_requests_unanswered_is_not_good() {
+        let now = Instant(100_000_000_000);
+        let mut state = VolumeState {
+            oldest_io: Some(Instant(60_000_000_000)),
+            primary: Primary { last_error: Some((now, ErrorKind::Media)), ..Primary::default() },
+            ..VolumeState::default()
+        };
+        let health = PrimaryHealth::of(&state, now);
+        assert_eq!((health.name(), health.answers()), ("errors", true), "it may be slow");
+        state.slow_ios = 3;
+        let health = PrimaryHealth::of(&state, now);
+        assert_eq!((health.name(), health.answers()), ("silent", false));
+        assert_eq!(health.silent, Some(Duration::from_secs(40)));
+        state.primary.away_since = Some(now);
+        assert_eq!(PrimaryHealth::of(&state, now).name(), "away");
     }
 }

@@ -59,13 +59,21 @@ pub fn of_volume(volume: &VolumeSnapshot) -> Vec<String> {
     let mut all = Vec::new();
     let name = &volume.name;
     let dirty = Size(volume.state.dirty_blocks * BLOCK);
-    let PrimaryHealth { away, last_error } = &volume.primary_health;
+    let PrimaryHealth { away, silent, last_error } = &volume.primary_health;
     if let Some(away) = away {
         all.push(format!(
             "volume {name}: the primary {} does not answer ({:.0} s so far); {dirty} wait for it; \
              bring it back",
             volume.primary,
             away.as_secs_f64()
+        ));
+    } else if let Some(silent) = silent {
+        all.push(format!(
+            "volume {name}: the primary {} has not answered for {:.0} s, and reports no error: \
+             {} requests wait; look at the device or its server",
+            volume.primary,
+            silent.as_secs_f64(),
+            volume.state.slow_ios
         ));
     } else if let ("errors", Some((ago, how))) = (volume.primary_health.name(), last_error) {
         let errors = volume.state.primary.errors;

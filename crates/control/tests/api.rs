@@ -107,7 +107,10 @@ impl PoolControl for Table {
                 lost: vec![ByteRange::new(8192, lost * 4096)],
                 ..VolumeState::default()
             },
-            primary_health: PrimaryHealth { away: Some(Duration::from_secs(9)), last_error: None },
+            primary_health: PrimaryHealth {
+                away: Some(Duration::from_secs(9)),
+                ..PrimaryHealth::default()
+            },
         };
         let second = VolumeSnapshot {
             name: "log".to_owned(),

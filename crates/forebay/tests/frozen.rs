@@ -149,3 +149,27 @@ fn a_hand_over_keeps_the_clients_of_the_other_volumes() {
     server.log("volume a: its primary is back");
     server.stop(&[]);
 }
+
+/// Regression: the status called the primary good while all requests waited for it.
+#[test]
+fn a_primary_that_leaves_requests_unanswered_is_a_problem() {
+    if !have(&["nbdkit"]) {
+        return;
+    }
+    let place = Place::new();
+    let san = San::start(&place);
+    let server = place.start(&serve(&place, "1s"));
+    let mut frozen = connect(&place, "a");
+    san.signal("STOP");
+    let waiter = thread::spawn(move || frozen.read(8 * MIB, &mut [0; 4096]));
+    let health = || server.status()["volumes"][0]["primary_health"].clone();
+    until("it is silent", || health()["state"] == "silent");
+    assert!(health()["silent_seconds"].as_f64().is_some_and(|seconds| seconds >= 1.0));
+    let shown = server.ask(&["status"]);
+    assert!(shown.contains("has not answered for"), "{shown}");
+
+    san.signal("CONT");
+    waiter.join().expect("it ends").expect("it is answered");
+    until("it is good", || health()["state"] == "good");
+    server.stop(&[]);
+}

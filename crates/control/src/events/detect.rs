@@ -396,7 +396,7 @@ mod tests {
 
     #[test]
     fn each_change_is_told_once() {
-        let away = PrimaryHealth { away: Some(Duration::from_secs(1)), last_error: None };
+        let away = PrimaryHealth { away: Some(Duration::from_secs(1)), ..PrimaryHealth::default() };
         type Change = Box<dyn Fn(&mut PoolSnapshot)>;
         let cases: [(&str, Change); 15] = [
             ("cache-failed", Box::new(|pool| pool.shards[0].health = Health::Draining)),

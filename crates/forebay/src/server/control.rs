@@ -204,7 +204,7 @@ impl Running {
             let mut devices = file.map(loops::over_path).unwrap_or_default();
             devices.extend(self.disks.device(place));
             let state = stands.state.clone();
-            let primary_health = PrimaryHealth::of(&state.primary, stats.now);
+            let primary_health = PrimaryHealth::of(&state, stats.now);
             VolumeSnapshot { mode, devices, state, primary_health, ..volume.clone() }
         };
         volumes.enumerate().map(now).collect()
