@@ -97,9 +97,10 @@ impl Line {
         &self.info
     }
 
-    /// Holds changes back for this time from the next call on.
+    /// Holds changes back for this time from the next call on; those that wait already, too.
     pub fn hold_changes(&mut self, time: Duration) {
-        let (until, is_over, changes) = (None, false, VecDeque::new());
+        let changes = self.held.take().map_or_else(VecDeque::new, |held| held.changes);
+        let (until, is_over) = (None, false);
         self.held = Some(Box::new(Held { time, until, is_over, changes }));
     }
 

@@ -24,6 +24,7 @@ mod terms;
 
 use std::io;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -64,6 +65,8 @@ struct Shared {
     debts: Arc<Mutex<Debts>>,
     /// Until when stragglers may be carried out.
     stragglers: Mutex<Option<Instant>>,
+    /// Number of broken connections on which a server has not hung up, and that were not replaced.
+    unparted: AtomicU32,
 }
 
 impl NbdDevice {
@@ -76,8 +79,9 @@ impl NbdDevice {
         let terms = connection.terms;
         check_terms(&address.uri, &terms)?;
         let info = info(&address.uri, &terms);
-        let (debts, stragglers) = (Arc::default(), Mutex::default());
-        let shared = Arc::new(Shared { address, terms, info, debts, stragglers });
+        let (debts, stragglers, unparted) = Default::default();
+        let shared = Shared { address, terms, info, debts, stragglers, unparted };
+        let shared = Arc::new(shared);
         Ok(Self { shared, spare: Mutex::new(vec![connection]) })
     }
 }
@@ -101,7 +105,8 @@ impl BlockDevice for NbdDevice {
     }
 
     fn has_stragglers(&self) -> bool {
-        !self.shared.straggle_time().is_zero()
+        let is_unparted = self.shared.unparted.load(Ordering::Relaxed) > 0;
+        is_unparted || !self.shared.straggle_time().is_zero()
     }
 
     fn prepare(&self, queues: usize) -> io::Result<()> {

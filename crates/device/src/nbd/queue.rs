@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_block::{Completion, DeviceInfo, ErrorKind, Instant, Io, IoError, IoQueue};
@@ -14,8 +15,8 @@ use rustix::net::SendFlags;
 
 use super::Shared;
 use super::handshake::Connection;
-use super::line::Line;
-use super::reconnect::{Old, Reconnect};
+use super::line::{Line, STRAGGLE_MAX};
+use super::reconnect::{Old, Reconnect, begin, end_in_order};
 use crate::ring::{Client, Done, Op, Payload, Ring, RingFile};
 
 /// Size of the receive buffer, in bytes.
@@ -79,7 +80,13 @@ impl IoQueue for NbdQueue {
         match &mut self.link {
             Link::Up(_) => self.hear(now),
             Link::Down(reconnect) => {
-                if let Some(connection) = reconnect.take() {
+                if let Some((connection, is_unparted)) = reconnect.take() {
+                    if is_unparted {
+                        // The server runs again, and reads what it had received.
+                        self.shared.expect_stragglers(STRAGGLE_MAX);
+                        self.line.hold_changes(STRAGGLE_MAX);
+                        self.shared.unparted.fetch_sub(1, Ordering::Relaxed);
+                    }
                     self.connected(now, connection);
                 }
             }
@@ -173,6 +180,7 @@ impl NbdQueue {
 
 impl Wire {
     fn new(ring: &Rc<Ring>, connection: Connection) -> io::Result<Self> {
+        begin(&connection.socket);
         Ok(Self {
             file: ring.register(&connection.socket)?,
             socket: Some(connection.socket),
@@ -284,6 +292,7 @@ impl Drop for Wire {
         }
         let (flags, command) = (CommandFlags::NONE, Command::DISC);
         let farewell = Request { flags, command, cookie: 0, offset: 0, len: 0 };
+        end_in_order(socket);
         let how = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         // A server that is already gone needs no goodbye.
         let _ = rustix::net::send(socket, &farewell.encode(), how);

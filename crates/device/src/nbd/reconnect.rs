@@ -1,13 +1,17 @@
 //! A thread that parts with the old server connection and connects again, with growing pauses,
 //! until it succeeds or is no longer wanted.
+//!
+//! Parting ends with a reset if the server does not hang up. A plain close would leave the kernel
+//! to deliver what it has not sent yet, for minutes, and an old change would land over a newer one.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_linger, set_socket_timeout, set_tcp_user_timeout};
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 
 use super::Shared;
@@ -24,6 +28,9 @@ const GLANCE: Duration = Duration::from_millis(100);
 /// Size of the buffer for discarded answers, in bytes.
 const DREGS: usize = 64 << 10;
 
+/// How long the kernel tries to deliver what the server's kernel does not take, before it breaks
+/// the connection: longer than the silence of a server that gets requests.
+const UNTAKEN_MAX: Duration = Duration::from_secs(90);
 /// Interval at which the log repeats that there is no connection yet.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
 
@@ -35,6 +42,7 @@ pub(super) struct Reconnect {
     state: Arc<State>,
 }
 
+#[derive(Default)]
 struct State {
     outcome: Mutex<Outcome>,
     unwanted: Condvar,
@@ -45,6 +53,8 @@ struct Outcome {
     /// The old connection, until the thread runs.
     old: Old,
     connection: Option<Connection>,
+    /// Whether the server has not hung up on the old connection.
+    is_unparted: bool,
     unwanted: bool,
 }
 
@@ -62,7 +72,11 @@ impl Reconnect {
         let started = thread.spawn(move || {
             let old = theirs.lock().old.take();
             if let Some((socket, parting)) = old {
-                theirs.part(socket, parting);
+                let is_unparted = !theirs.part(socket, parting);
+                theirs.lock().is_unparted = is_unparted;
+                // Until it is connected again, nobody knows when these changes are carried out.
+                shared.unparted.fetch_add(u32::from(is_unparted), Ordering::Relaxed);
+                theirs.pause(parting.grace);
             }
             theirs.run(&shared, &waker);
         });
@@ -72,10 +86,32 @@ impl Reconnect {
         }
     }
 
-    /// Takes the new connection, if it exists.
-    pub(super) fn take(&self) -> Option<Connection> {
-        self.state.lock().connection.take()
+    /// Takes the new connection, if it exists, and whether the server may still have changes that
+    /// it received on the old one: it had some, and did not hang up.
+    pub(super) fn take(&self) -> Option<(Connection, bool)> {
+        let mut outcome = self.state.lock();
+        let is_unparted = outcome.is_unparted;
+        Some((outcome.connection.take()?, is_unparted))
     }
+}
+
+/// Makes a TCP connection one that ends with a reset, whatever closes it: the end of this process
+/// too. What the kernel has not sent by then is discarded. Other sockets have no such queue.
+pub(super) fn give_up(socket: &OwnedFd) {
+    let _ = set_socket_linger(socket, Some(Duration::ZERO));
+}
+
+/// Makes the connection one that ends in order: the kernel delivers what is left to send.
+pub(super) fn end_in_order(socket: &OwnedFd) {
+    let _ = set_socket_linger(socket, None);
+}
+
+/// Prepares a connection for requests.
+pub(super) fn begin(socket: &OwnedFd) {
+    give_up(socket);
+    let millis = UNTAKEN_MAX.as_millis() as u32;
+    // Fails for a Unix socket, which needs none.
+    let _ = set_tcp_user_timeout(socket, millis);
 }
 
 impl Drop for Reconnect {
@@ -91,23 +127,34 @@ impl State {
     }
 
     /// Closes the old connection for sending, and waits for the server to close it as far as
-    /// `parting` requires.
-    fn part(&self, socket: OwnedFd, parting: Parting) {
+    /// `parting` requires. Returns whether the server did, or need not.
+    fn part(&self, socket: OwnedFd, parting: Parting) -> bool {
         // If the server has closed the socket already, this fails harmlessly.
         let _ = shutdown(&socket, Shutdown::Write);
         let _ = set_socket_timeout(&socket, Timeout::Recv, Some(GLANCE));
         let until = Instant::now() + parting.patience;
+        let mut has_hung_up = false;
         let mut dregs = vec![0; DREGS];
         while Instant::now() < until && !self.lock().unwanted {
             match recv(&socket, &mut dregs[..], RecvFlags::empty()) {
                 Ok((_, 1..)) | Err(Errno::AGAIN | Errno::INTR) => {}
-                Ok((_, 0)) | Err(_) => break,
+                Ok((_, 0)) | Err(Errno::CONNRESET) => {
+                    has_hung_up = true;
+                    break;
+                }
+                // Such as a timeout, which says nothing of the server.
+                Err(_) => break,
             }
         }
+        give_up(&socket);
         let _ = shutdown(&socket, Shutdown::Both);
         drop(socket);
-        let outcome = self.lock();
-        let waited = self.unwanted.wait_timeout_while(outcome, parting.grace, |o| !o.unwanted);
+        has_hung_up || parting.patience.is_zero()
+    }
+
+    /// Waits for this time, or until it is no longer wanted.
+    fn pause(&self, time: Duration) {
+        let waited = self.unwanted.wait_timeout_while(self.lock(), time, |o| !o.unwanted);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
@@ -136,10 +183,103 @@ impl State {
                 }
                 Err(_) => {}
             }
-            let outcome = self.lock();
-            let waited = self.unwanted.wait_timeout_while(outcome, pause, |o| !o.unwanted);
-            drop(waited.unwrap_or_else(PoisonError::into_inner));
+            self.pause(pause);
             pause = (pause * 2).min(PAUSE_MAX);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A connection for requests, and the other end, which takes nothing yet: a proxy that stalls,
+    /// or a server that is stopped.
+    fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let address = listener.local_addr().expect("it is bound");
+        let ours = TcpStream::connect(address).expect("it listens");
+        let (theirs, _) = listener.accept().expect("it has connected");
+        let ours = OwnedFd::from(ours);
+        begin(&ours);
+        (ours.into(), theirs)
+    }
+
+    /// Sends until the kernel takes no more; returns the number of bytes.
+    fn fill(ours: &mut TcpStream) -> usize {
+        ours.set_nonblocking(true).expect("it is a socket");
+        let mut sent = 0;
+        loop {
+            match ours.write(&[7; 64 << 10]) {
+                Ok(count) => sent += count,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                    ours.set_nonblocking(false).expect("it is a socket");
+                    return sent;
+                }
+            }
+        }
+    }
+
+    /// Reads to the end; returns the number of bytes, and whether it was an end in order.
+    fn drain(theirs: &mut TcpStream) -> (usize, bool) {
+        let (mut arrived, mut bytes) = (0, vec![0; 64 << 10]);
+        loop {
+            match theirs.read(&mut bytes) {
+                Ok(0) => return (arrived, true),
+                Ok(count) => arrived += count,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+                    return (arrived, false);
+                }
+            }
+        }
+    }
+
+    const PARTING: Parting =
+        Parting { patience: Duration::from_millis(150), grace: Duration::ZERO };
+
+    /// Regression: the kernel went on delivering what a broken connection had not sent, after the
+    /// next connection was in use: an old write could land over a newer one.
+    #[test]
+    fn what_was_not_sent_when_a_connection_is_given_up_never_arrives() {
+        let (mut ours, mut theirs) = connection();
+        let sent = fill(&mut ours);
+        assert!(!State::default().part(ours.into(), PARTING), "it has not hung up");
+        let (arrived, in_order) = drain(&mut theirs);
+        assert!(arrived < sent && !in_order, "{arrived} of {sent} bytes");
+    }
+
+    /// As when the process is killed.
+    #[test]
+    fn what_was_not_sent_when_a_connection_just_ends_never_arrives() {
+        let (mut ours, mut theirs) = connection();
+        let sent = fill(&mut ours);
+        drop(ours);
+        let (arrived, in_order) = drain(&mut theirs);
+        assert!(arrived < sent && !in_order, "{arrived} of {sent} bytes");
+    }
+
+    #[test]
+    fn a_server_that_hangs_up_in_time_has_got_everything() {
+        let (mut ours, mut theirs) = connection();
+        ours.write_all(&[7; 5000]).expect("it is sent");
+        let server = thread::spawn(move || drain(&mut theirs));
+        let patience = Duration::from_secs(10);
+        assert!(State::default().part(ours.into(), Parting { patience, ..PARTING }));
+        assert_eq!(server.join().expect("it reads"), (5000, true));
+    }
+
+    #[test]
+    fn a_goodbye_arrives() {
+        let (mut ours, mut theirs) = connection();
+        let sent = fill(&mut ours);
+        let ours = OwnedFd::from(ours);
+        end_in_order(&ours);
+        drop(ours);
+        assert_eq!(drain(&mut theirs), (sent, true));
     }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant as Wall};
 
 use forebay_block::{ByteRange, ErrorKind, Io, IoFlags, IoOp};
 
+use super::STRAGGLE_MAX;
 use crate::testing::{Bench, TempPath, exercise, exercise_in_units};
 use crate::uri::open_primary;
 
@@ -349,4 +350,33 @@ fn the_log_says_why_a_connection_broke() {
         assert!(errors[0].starts_with(why), "{errors:?}");
         server.join().unwrap();
     }
+}
+
+/// Regression: a server that was stopped reads, when it goes on, what it had received on the broken
+/// connection, while the next one is in use.
+#[test]
+fn changes_wait_after_a_server_that_did_not_hang_up_is_back() {
+    let path = TempPath::new();
+    let listener = UnixListener::bind(&path.0).unwrap();
+    let server = thread::spawn(move || {
+        let (mut old, _) = listener.accept().unwrap();
+        shake_hands(&mut old);
+        // It never answers the change, and keeps the connection.
+        old.write_all(b"garbage!").unwrap();
+        let (mut new, _) = listener.accept().unwrap();
+        let back = Wall::now();
+        shake_hands(&mut new);
+        back.elapsed()
+    });
+    let device = open_primary(&format!("nbd+unix:///?socket={}", path.0.display())).unwrap();
+    let mut bench = Bench::new(&*device);
+    let mut straggles = true;
+    while !server.is_finished() {
+        assert!(bench.write(0, &[1; 4096]).is_err(), "it is never answered");
+        straggles &= device.has_stragglers();
+        thread::sleep(Duration::from_millis(20));
+    }
+    let waited = server.join().unwrap();
+    assert!(waited >= STRAGGLE_MAX, "only {waited:?}");
+    assert!(straggles, "another server would have to wait, too");
 }
