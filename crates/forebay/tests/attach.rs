@@ -372,6 +372,24 @@ fn without_ublk_a_disk_is_a_loop_device() {
     server.stop(&[]);
 }
 
+/// Regression: `fstrim` does nothing where the server refuses large holes, and nobody said so: the
+/// kernel keeps the refusal to itself.
+#[test]
+fn attach_says_where_a_loop_device_takes_no_discards() {
+    let Some(_alone) = alone() else { return };
+    let (place, _cleanup, _) = disk_of(64 * MIB);
+    for (primary, takes) in [("primary?emulate=cloud", false), ("primary", true)] {
+        let server = place.start(&disk::serve(&place, primary, &[]));
+        let control = server.control_argument();
+        let done = forebay(&["attach", "disk", "--via=fuse", &control]);
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(done.status.success(), "{said}");
+        assert_eq!(!said.contains("takes no discards"), takes, "{said}");
+        server.ask(&["detach", "disk"]);
+        server.stop(&["--drain"]);
+    }
+}
+
 /// A disk made for sectors of 512 bytes keeps them.
 #[test]
 fn small_sectors_stay_small() {

@@ -9,14 +9,17 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::disk::block::{BLOCK_DEVICES, names};
+use crate::output;
 
 /// How long a device may take to disappear once it is unused.
 const PATIENCE: Duration = Duration::from_secs(20);
 const STEP: Duration = Duration::from_millis(20);
+/// A hole that the server refuses if it makes it by writing zeros, in bytes.
+const LARGE_HOLE: u64 = 1 << 20;
 
 /// A loop device with a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -141,7 +144,27 @@ pub fn attach(file: &Path, sector_size: u32, read_only: bool) -> anyhow::Result<
         let _ = losetup(&["--detach", &device]);
         return Err(error);
     }
+    if !read_only && takes_large_holes(file).is_ok_and(|can| !can) {
+        output::say(&format!(
+            "forebay: {device} takes no discards, since the primary makes no holes faster than it \
+             writes zeros: fstrim frees nothing there, even if it says so"
+        ));
+    }
     Ok(device)
+}
+
+/// Whether the server makes holes of any size in the file. The question changes nothing: the hole
+/// is behind the end. The kernel keeps a refusal to itself, and offers discards all the same; its
+/// switch for them (`discard_max_bytes`) would stay off for the loop device's later files.
+fn takes_large_holes(file: &Path) -> io::Result<bool> {
+    let file = fs::File::options().write(true).open(file)?;
+    let end = file.metadata()?.len();
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match rustix::fs::fallocate(&file, mode, end, LARGE_HOLE) {
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Makes sure that the kernel sends flushes to the file. It sends none to a loop device whose write

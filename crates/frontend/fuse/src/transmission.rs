@@ -250,11 +250,12 @@ impl Asked<'_> {
         match kind {
             // The space is already allocated.
             0 => answer(self.header.unique, Ok(Body::EMPTY)),
+            // Behind the end, too: this is how `attach` asks whether the disk takes discards.
+            Mode::ZERO_RANGE | Mode::PUNCH_HOLE if !file.holes && asked.length > COSTLY_HOLE => {
+                self.fail(EOPNOTSUPP)
+            }
             Mode::ZERO_RANGE | Mode::PUNCH_HOLE if from == end => {
                 answer(self.header.unique, Ok(Body::EMPTY))
-            }
-            Mode::ZERO_RANGE | Mode::PUNCH_HOLE if !file.holes && end - from > COSTLY_HOLE => {
-                self.fail(EOPNOTSUPP)
             }
             Mode::ZERO_RANGE | Mode::PUNCH_HOLE => zeroes(self.header.unique, at, from..end, keep),
             _ => self.fail(EOPNOTSUPP),
