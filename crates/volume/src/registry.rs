@@ -48,7 +48,8 @@ impl Volume {
             read_only: self.read_only,
             ..self.info.clone()
         };
-        let description = format!("{}, cached", self.info.name);
+        // Nothing of the primary: whoever connects may ask for the list.
+        let description = "a volume of Forebay".to_owned();
         Export { name: self.name.clone(), description, info, preferred_block: 4096 }
     }
 }
@@ -185,6 +186,8 @@ mod tests {
         let exports = registry.exports();
         assert_eq!(exports[1].name, "b");
         assert!(exports[1].info.read_only && !exports[0].info.read_only);
+        let told = format!("{} {}", exports[1].name, exports[1].description);
+        assert!(!told.contains("file:x"), "clients are told where the primary is: {told}");
         assert_eq!((exports[1].info.size, exports[1].info.logical_block), (1536, 512));
         assert_eq!(registry.volume_of(Endpoint(1)), VolumeId(9));
         assert_eq!(registry.by_name("a").map(|v| v.id), Some(VolumeId(4)));
