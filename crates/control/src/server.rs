@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -23,6 +24,7 @@ use axum::routing::{get, post};
 use axum::serve::IncomingStream;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::Sleep;
 use utoipa::OpenApi;
 
 use crate::access::SocketAccess;
@@ -45,6 +47,9 @@ use crate::socket::{SocketError, SocketFile, listen};
 const BODY_BYTES_MAX: usize = 256 << 10;
 /// Maximum number of concurrent connections; later ones wait.
 const CONNECTIONS_MAX: usize = 32;
+/// How long a connection may be idle. Every answer but a stream's comes sooner, and a stream says
+/// that it is alive.
+const IDLE_MAX: Duration = Duration::from_secs(60);
 /// Maximum number of streams, so that they leave connections for commands.
 const STREAMS_MAX: usize = 8;
 /// Interval at which running jobs are checked.
@@ -226,7 +231,7 @@ impl axum::serve::Listener for Bounded {
         let places = Arc::clone(&self.places);
         let place = places.acquire_owned().await.expect("the semaphore is never closed");
         let (stream, address) = axum::serve::Listener::accept(&mut self.listener).await;
-        (Held { stream, _place: place }, address)
+        (Held::new(stream, IDLE_MAX, place), address)
     }
 
     fn local_addr(&self) -> io::Result<Self::Addr> {
@@ -240,22 +245,49 @@ impl Connected<IncomingStream<'_, Bounded>> for Peer {
     }
 }
 
-/// A connection, with its permit.
+/// A connection, with its permit. It breaks if it is idle for too long: a place belongs to those
+/// who use it.
 struct Held {
     stream: UnixStream,
+    /// How long it may be idle.
+    limit: Duration,
+    /// Ends when it has been idle for so long.
+    idle: Pin<Box<Sleep>>,
     _place: OwnedSemaphorePermit,
 }
 
 mod held {
     //! I/O of a [`Held`] connection, forwarded to its stream.
 
+    use std::future::Future;
     use std::io;
     use std::pin::Pin;
     use std::task::{Context, Poll};
+    use std::time::Duration;
 
     use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+    use tokio::net::UnixStream;
+    use tokio::sync::OwnedSemaphorePermit;
+    use tokio::time::{Instant, sleep};
+
     use super::Held;
+
+    impl Held {
+        pub(super) fn new(
+            stream: UnixStream,
+            limit: Duration,
+            place: OwnedSemaphorePermit,
+        ) -> Self {
+            Self { stream, limit, idle: Box::pin(sleep(limit)), _place: place }
+        }
+
+        /// Notes that bytes have come or gone.
+        fn is_used(&mut self) {
+            let until = Instant::now() + self.limit;
+            self.idle.as_mut().reset(until);
+        }
+    }
 
     impl AsyncRead for Held {
         fn poll_read(
@@ -263,7 +295,12 @@ mod held {
             context: &mut Context<'_>,
             buf: &mut ReadBuf<'_>,
         ) -> Poll<io::Result<()>> {
-            Pin::new(&mut self.stream).poll_read(context, buf)
+            let read = Pin::new(&mut self.stream).poll_read(context, buf);
+            if read.is_ready() {
+                self.is_used();
+                return read;
+            }
+            self.idle.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
         }
     }
 
@@ -273,7 +310,11 @@ mod held {
             context: &mut Context<'_>,
             bytes: &[u8],
         ) -> Poll<io::Result<usize>> {
-            Pin::new(&mut self.stream).poll_write(context, bytes)
+            let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+            if written.is_ready() {
+                self.is_used();
+            }
+            written
         }
 
         fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -285,6 +326,49 @@ mod held {
             context: &mut Context<'_>,
         ) -> Poll<io::Result<()>> {
             Pin::new(&mut self.stream).poll_shutdown(context)
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use std::future::poll_fn;
+        use std::io::Write;
+        use std::sync::Arc;
+
+        use tokio::sync::Semaphore;
+
+        use super::*;
+
+        async fn read(held: &mut Held) -> io::Result<()> {
+            let mut byte = [0];
+            let mut buf = ReadBuf::new(&mut byte);
+            poll_fn(|context| Pin::new(&mut *held).poll_read(context, &mut buf)).await
+        }
+
+        /// Regression: clients that connected and said nothing kept all places.
+        #[test]
+        fn an_idle_connection_ends_and_gives_its_place_back() {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(async {
+                let places = Arc::new(Semaphore::new(1));
+                let place = Arc::clone(&places).acquire_owned().await.expect("it is free");
+                let pair = std::os::unix::net::UnixStream::pair();
+                let (mut client, server) = pair.expect("two sockets");
+                server.set_nonblocking(true).expect("it is a socket");
+                let server = UnixStream::from_std(server).expect("it is a socket");
+                let mut held = Held::new(server, Duration::from_millis(300), place);
+                let began = Instant::now();
+                for _ in 0..4 {
+                    sleep(Duration::from_millis(100)).await;
+                    client.write_all(&[7]).expect("it is sent");
+                    read(&mut held).await.expect("it is used");
+                }
+                let error = read(&mut held).await.expect_err("nothing comes");
+                assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+                assert!(began.elapsed() >= Duration::from_millis(700));
+                drop(held);
+                assert_eq!(places.available_permits(), 1);
+            });
         }
     }
 }

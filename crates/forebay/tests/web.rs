@@ -206,6 +206,14 @@ fn a_unix_socket_needs_no_token_and_a_port_does() {
     server.stop(&[]);
     assert!(!place.path("web.sock").exists(), "it is removed");
 
+    // Regression: the next server, which got the socket from the keeper, left the file.
+    let server = place.start_kept(&arguments);
+    server.kill_kept();
+    server.log("the server serves again");
+    assert!(place.path("web.sock").exists(), "it is still served");
+    server.stop(&[]);
+    assert!(!place.path("web.sock").exists(), "it is removed by the next server");
+
     let refuse = |web: &str, token: Option<&str>| {
         let (place, mut arguments) = Place::with_disk();
         arguments.push(format!("--web={web}"));

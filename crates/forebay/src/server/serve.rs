@@ -332,6 +332,7 @@ impl Serving {
     /// one serves: it would give them, and the sockets, to another one otherwise.
     fn take_clients(&mut self) -> anyhow::Result<()> {
         self.control.own_file();
+        self.web.iter_mut().for_each(WebServer::own_file);
         let door = self.doors.open(&self.pool)?;
         let clients = left_clients::take(&mut self.kept)?;
         if !clients.is_empty() {

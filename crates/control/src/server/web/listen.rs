@@ -84,6 +84,12 @@ impl WebSocket {
         &self.address
     }
 
+    /// The path of a Unix socket.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        self.address.strip_prefix("unix:").map(Path::new)
+    }
+
     /// Whether only this host reaches it.
     #[must_use]
     pub fn is_loopback(&self) -> bool {

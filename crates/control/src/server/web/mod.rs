@@ -10,6 +10,7 @@ mod guard;
 mod listen;
 mod page;
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -50,6 +51,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The running listener. Dropping it stops it.
 pub struct WebServer {
     file: Option<SocketFile>,
+    /// Of a Unix socket.
+    path: Option<PathBuf>,
     farewell: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -67,7 +70,8 @@ impl WebServer {
         hosts: Vec<String>,
     ) -> Result<Self, SocketError> {
         let guard = Guard::new(socket.is_tcp(), token, hosts);
-        let name = std::path::PathBuf::from(socket.address());
+        let name = PathBuf::from(socket.address());
+        let path = socket.path().map(Path::to_owned);
         let failed = |source| SocketError::Io { path: name.clone(), source };
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
@@ -85,7 +89,13 @@ impl WebServer {
         };
         let thread = std::thread::Builder::new().name("web".to_owned()).spawn(body);
         let thread = Some(thread.map_err(failed)?);
-        Ok(Self { file, farewell: Some(farewell), thread })
+        Ok(Self { file, path, farewell: Some(farewell), thread })
+    }
+
+    /// From now on a Unix socket's file goes with the server, also if an earlier one has left it.
+    pub fn own_file(&mut self) {
+        let path = self.path.as_deref();
+        self.file = self.file.take().or_else(|| path.map(SocketFile::at));
     }
 
     /// Stops it, and leaves the socket to the next server.
