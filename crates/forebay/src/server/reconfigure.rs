@@ -205,7 +205,7 @@ impl Reconfiguration {
         way: &Way,
     ) -> Result<UpgradeSnapshot, ControlError> {
         let shown = std::env::current_exe().unwrap_or_else(|_| OWN_PROGRAM.into());
-        let begun = self.upgrades.reserve(Path::new(OWN_PROGRAM), &shown)?;
+        let begun = self.upgrades.reserve(Path::new(OWN_PROGRAM), &shown, true)?;
         let all = self.pool.registry().volumes().iter().enumerate();
         let goes = |name: &String| {
             let removed =
@@ -237,11 +237,13 @@ impl Reconfiguration {
                 Err(why) => this.upgrades.fail(id, why),
             }
             this.go_on(&all);
+            this.upgrades.restored(id);
         };
         *locked(&self.leaving) = Some(leaving);
         if let Err(error) = std::thread::Builder::new().name("hand-over".into()).spawn(work) {
             *locked(&self.leaving) = None;
             self.upgrades.fail(id, error.to_string());
+            self.upgrades.restored(id);
         }
         Ok(begun)
     }

@@ -28,11 +28,27 @@ pub struct Upgrades {
 struct Upgrading {
     now: UpgradeSnapshot,
     file: Option<OwnedFd>,
+    /// Whether the server has changed something for it that is put back before a failure is told.
+    restores: bool,
 }
 
 impl Upgrading {
     fn is_running(&self) -> bool {
         self.now.state == UpgradeState::Running
+    }
+
+    /// Whether the server is as it was, or another one serves.
+    fn is_over(&self) -> bool {
+        !self.is_running() && !self.restores
+    }
+
+    /// The upgrade as others see it.
+    fn shown(&self) -> UpgradeSnapshot {
+        let now = self.now.clone();
+        match self.is_over() {
+            true => now,
+            false => UpgradeSnapshot { state: UpgradeState::Running, error: None, ..now },
+        }
     }
 
     fn fail(&mut self, why: String) {
@@ -59,7 +75,7 @@ impl Upgrades {
     /// # Errors
     /// If there is no keeper, an upgrade is under way, or the program cannot be one.
     pub fn begin(&self, program: &Path) -> Result<UpgradeSnapshot, ControlError> {
-        let begun = self.reserve(program, program)?;
+        let begun = self.reserve(program, program, false)?;
         self.go(begun.id, false).inspect_err(|error| self.fail(begun.id, error.to_string()))?;
         Ok(begun)
     }
@@ -82,18 +98,23 @@ impl Upgrades {
         if self.keeper_gone.load(Ordering::Relaxed) {
             return Err(conflict(KEEPER_GONE, "stop the server, and start it again"));
         }
-        if last.as_ref().is_some_and(Upgrading::is_running) {
+        if last.as_ref().is_some_and(|last| !last.is_over()) {
             return Err(conflict("an upgrade is under way", "wait until it has ended"));
         }
         Ok(line)
     }
 
     /// Begins an upgrade to `program`, for people `shown`; [`Upgrades::go`] asks the keeper, after
-    /// what comes before.
+    /// what comes before. If it `restores`, a failure is told after [`Upgrades::restored`].
     ///
     /// # Errors
     /// As for [`Upgrades::begin`].
-    pub fn reserve(&self, program: &Path, shown: &Path) -> Result<UpgradeSnapshot, ControlError> {
+    pub fn reserve(
+        &self,
+        program: &Path,
+        shown: &Path,
+        restores: bool,
+    ) -> Result<UpgradeSnapshot, ControlError> {
         let mut last = locked(&self.last);
         self.free(&last)?;
         let file = open(program)?;
@@ -106,7 +127,14 @@ impl Upgrades {
             pause: None,
             error: None,
         };
-        Ok(last.insert(Upgrading { now, file: Some(file) }).now.clone())
+        Ok(last.insert(Upgrading { now, file: Some(file), restores }).now.clone())
+    }
+
+    /// The server is again as it was before an upgrade that has failed.
+    pub fn restored(&self, id: u64) {
+        if let Some(last) = locked(&self.last).as_mut().filter(|last| last.now.id == id) {
+            last.restores = false;
+        }
     }
 
     /// Asks the keeper for the upgrade that was begun; if it `stays`, this program does not come
@@ -177,12 +205,14 @@ impl Upgrades {
             pause: (*pause > 0.0).then_some(*pause),
             error: why.clone(),
         };
-        *locked(&self.last) = Some(Upgrading { now, file: None });
+        let mut last = locked(&self.last);
+        let restores = last.as_ref().is_some_and(|last| last.now.id == *id && last.restores);
+        *last = Some(Upgrading { now, file: None, restores });
     }
 
     /// The last upgrade that is known.
     pub fn last(&self) -> Option<UpgradeSnapshot> {
-        locked(&self.last).as_ref().map(|last| last.now.clone())
+        locked(&self.last).as_ref().map(Upgrading::shown)
     }
 }
 
