@@ -176,13 +176,14 @@ pub fn run(args: &SalvageArgs) -> anyhow::Result<()> {
     let device = busy::open(|| open_cache_read_only(&args.cache))?;
     let mut queue = Blocking::open(&*device).with_context(|| args.cache.display().to_string())?;
     let superblock = superblock_of(&args.cache, &mut queue)?;
-    let known = known(&args.state, &superblock)?;
-    if let Err(why) = pool::last_used(&superblock, known.witness.as_ref()) {
-        overrule(args, &args.cache.display().to_string(), &why)?;
-    }
+    let mut known = known(&args.state, &superblock)?;
     let size = queue.info().size;
-    if let Err(why) = known.stops.check(&Superblocks::read(&mut queue, size)?.known) {
+    let copies = Superblocks::read(&mut queue, size)?.known;
+    let last = pool::last_used(&superblock, known.witness.as_ref()).map_err(anyhow::Error::new);
+    if let Err(why) = last.and_then(|()| known.stops.check(&copies)) {
         overrule(args, &args.cache.display().to_string(), &why)?;
+        // It tells of another copy.
+        known.stops = Stops::default();
     }
     let volumes = chosen(args, &superblock, &known)?;
     let outcome = salvage(&mut queue, &superblock, volumes, &known)?;
