@@ -252,10 +252,15 @@ impl Operator<'_> {
     fn apply(&mut self, file: &str) -> anyhow::Result<()> {
         self.changes += 1;
         self.seen.iter().for_each(|seen| seen.notice.set_mode(None));
-        let held = self.seen.iter().filter(|seen| self.pool.waits() && seen.san.is_some());
-        held.for_each(|seen| seen.notice.hold());
+        // The next server waits, too, for changes that were on their way when a link broke.
+        let waits =
+            |seen: &&Seen| seen.san.is_some() && (self.pool.waits() || seen.notice.is_troubled());
+        let held: Vec<Arc<Notice>> =
+            self.seen.iter().filter(waits).map(|seen| Arc::clone(&seen.notice)).collect();
+        held.iter().for_each(|notice| notice.hold());
         let announced = self.pool.must(&["apply", file, "--dry-run"])?;
         let applied = self.apply_once_more(file)?;
+        held.iter().for_each(|notice| notice.hold());
         ensure!(applied.starts_with(&announced), "announced {announced:?}, changed {applied:?}");
         for seen in &mut *self.seen {
             seen.notice.set_mode(Some(seen.configured));
