@@ -1,9 +1,10 @@
 //! The share of a turn that large requests may take, so that they never delay small ones.
 //!
 //! A request, a completion or an answer of more than [`LARGE`] bytes costs time for copying: it
-//! waits in a line of its own while smaller ones pass. Each turn processes about [`TURN`] bytes of
-//! each line. A client has at most [`WINDOW`] bytes of large requests at the shards, so the lines
-//! are short and every client gets its turn.
+//! waits in a line of its own while smaller ones pass. So does a long request without data, such as
+//! a piece of a discard, which costs time for its blocks. Each turn processes about [`TURN`] bytes
+//! of each line. A client has at most [`WINDOW`] bytes of large requests at the shards, so the
+//! lines are short and every client gets its turn.
 
 /// Length in bytes above which a request counts as large.
 pub const LARGE: usize = 64 << 10;

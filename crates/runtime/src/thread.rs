@@ -165,8 +165,11 @@ struct Shards {
     incoming: Vec<Request>,
     /// Large requests for the own shard, which smaller ones may pass.
     large: VecDeque<Request>,
-    /// The bytes of large requests left in this turn.
+    /// Long ones without data, such as pieces of a discard: each costs time for its blocks.
+    bare: VecDeque<Request>,
+    /// The bytes of large requests, and of those without data, that are left in this turn.
     allowance: Allowance,
+    bare_allowance: Allowance,
     /// Messages for each other thread.
     outgoing: Vec<Vec<Message>>,
     /// For each other thread, the requests that it has from this one.
@@ -199,17 +202,31 @@ impl ShardPort for Shards {
 
 impl Shards {
     fn take(&mut self, request: Request) {
-        if request.buf.len() > LARGE {
-            self.large.push_back(request);
-        } else {
+        if request.range.len <= LARGE as u64 {
             self.incoming.push(request);
+        } else if request.buf.is_empty() {
+            self.bare.push_back(request);
+        } else {
+            self.large.push_back(request);
         }
     }
 
-    /// Hands the own shard its requests: all small ones, and large ones as far as the turn has time
+    /// Whether requests wait for the next turn.
+    fn has_more(&self) -> bool {
+        !self.large.is_empty() || !self.bare.is_empty()
+    }
+
+    /// Hands the own shard its requests: all small ones, and the others as far as the turn has time
     /// for them; each kind in order of arrival.
     fn serve(&mut self) {
         self.serve_small();
+        while self.bare_allowance.is_left()
+            && let Some(request) = self.bare.pop_front()
+        {
+            self.unpolled = true;
+            self.bare_allowance.spend(usize::try_from(request.range.len).unwrap_or(usize::MAX));
+            self.shard.submit(self.now, request, &mut self.fx);
+        }
         while self.allowance.is_left()
             && let Some(request) = self.large.pop_front()
         {
@@ -222,7 +239,8 @@ impl Shards {
     /// Hands the own shard all its requests.
     fn serve_all(&mut self) {
         self.serve_small();
-        for request in mem::take(&mut self.large) {
+        let bare = mem::take(&mut self.bare);
+        for request in bare.into_iter().chain(mem::take(&mut self.large)) {
             self.unpolled = true;
             self.shard.submit(self.now, request, &mut self.fx);
         }
@@ -276,7 +294,9 @@ impl Thread {
             unpolled: true,
             incoming: Vec::new(),
             large: VecDeque::new(),
+            bare: VecDeque::new(),
             allowance: Allowance::FULL,
+            bare_allowance: Allowance::FULL,
             outgoing: (0..threads).map(|_| Vec::new()).collect(),
             lent: vec![0; threads],
             coming,
@@ -321,6 +341,7 @@ impl Thread {
         let now = self.clock.now();
         self.shards.now = now;
         self.shards.allowance = Allowance::FULL;
+        self.shards.bare_allowance = Allowance::FULL;
         self.poll_devices();
         self.read_mail();
         self.clients.reap(now, &mut self.arrivals);
@@ -657,7 +678,7 @@ impl Thread {
     /// When the next turn must begin even if nothing happens: at once if the shard has work that it
     /// has not been polled for, or if large requests wait for their turn.
     fn wake_time(&self) -> Option<Instant> {
-        if self.shards.unpolled || self.at_once || !self.shards.large.is_empty() {
+        if self.shards.unpolled || self.at_once || self.shards.has_more() {
             return Some(self.shards.now);
         }
         let deadlines = [
