@@ -92,8 +92,9 @@ impl Recent {
     pub fn new(capacity: usize) -> Self {
         assert!(capacity < NONE as usize, "a RAM tier is below 16 TiB");
         Self {
-            map: HashMap::default(),
-            links: Vec::new(),
+            // A large table that grows is moved at once, which takes longer than a turn may.
+            map: HashMap::with_capacity_and_hasher(capacity, KeyHash::default()),
+            links: Vec::with_capacity(capacity),
             free: Vec::new(),
             ends: [Ends { newest: NONE, oldest: NONE }; 2],
             uses: 0,

@@ -29,7 +29,7 @@ use loading::Loading;
 pub use pages::{Pages, UNIT_PAGES_MAX};
 use sharing::Sharing;
 
-use crate::key::{Key, KeyMap};
+use crate::key::{Key, LargeMap};
 use crate::ram::Ram;
 
 /// A version of a block.
@@ -45,7 +45,7 @@ pub struct Stored {
 pub struct Contents {
     index: Index,
     /// The bases of blocks that are not stored whole.
-    bases: KeyMap<Base>,
+    bases: LargeMap<Base>,
     dirty: Dirty,
     /// Blocks that cannot be read back; all of them are dirty.
     fenced: Fenced,
@@ -100,7 +100,7 @@ impl Contents {
         let rows = if volumes > 1 { segments } else { 0 };
         Self {
             index: Index::new(blocks),
-            bases: KeyMap::default(),
+            bases: LargeMap::default(),
             dirty: Dirty::default(),
             fenced: Fenced::default(),
             unreadable: BTreeMap::new(),

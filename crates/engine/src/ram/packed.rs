@@ -21,8 +21,7 @@ use std::collections::VecDeque;
 use forebay_block::BLOCK_SIZE;
 use forebay_codec::decompress;
 
-use crate::key::Key;
-use crate::key::KeyMap;
+use crate::key::{Key, LargeMap};
 use crate::ram::split::Age;
 
 /// Length of the longest payload worth keeping, in bytes.
@@ -47,7 +46,7 @@ pub struct Packed {
     /// The number of the first entry; entries are numbered consecutively.
     first: u64,
     /// Entry numbers by block.
-    known: KeyMap<u64>,
+    known: LargeMap<u64>,
     frames: VecDeque<u32>,
     /// Address of the first frame, and of the byte after the last payload.
     start: u64,
