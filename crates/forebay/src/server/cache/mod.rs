@@ -208,7 +208,7 @@ pub fn open(
     made.users = Some(users.clone());
     let before = (witness.state(), old);
     let mut table = primaries::sample(&opened, &primaries, &unchanged, before);
-    let stops = if opened.fresh { Stops::default() } else { stops };
+    let mut stops = if opened.fresh { Stops::default() } else { stops };
     let loss = allowed.accepted.is_some();
     // Without it the next start relies on the log alone.
     if let Err(error) = stops.begin(witness.state(), &opened.superblock, loss) {

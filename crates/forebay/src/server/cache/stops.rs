@@ -89,20 +89,20 @@ impl Stops {
 
     /// Keeps the record for the start that `begun` describes, before that writes anything. If this
     /// fails, the next start knows of no stop. If a loss of records may be accepted, what they say
-    /// of volumes no longer counts.
+    /// of volumes counts no more, in this start and after it.
     ///
     /// # Errors
     /// If it cannot be made durable.
-    pub fn begin(&self, state: &StateDir, begun: &Superblock, loss: bool) -> io::Result<()> {
+    pub fn begin(&mut self, state: &StateDir, begun: &Superblock, loss: bool) -> io::Result<()> {
         if self.shards.is_empty() {
             return Ok(());
         }
-        let mut kept = Self { epoch: begun.epoch, ..self.clone() };
+        self.epoch = begun.epoch;
         if loss {
-            kept.drained.clear();
-            kept.shards.iter_mut().for_each(|shard| shard.clean.clear());
+            self.drained.clear();
+            self.shards.iter_mut().for_each(|shard| shard.clean.clear());
         }
-        kept.store(state, begun.uuid)
+        self.store(state, begun.uuid)
     }
 
     /// Forgets all stops: a loss of records was accepted.
