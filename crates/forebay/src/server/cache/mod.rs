@@ -520,7 +520,7 @@ fn decide_on(
     let (specs, unchanged) = primaries::specs(args, config, primaries, newest, witness.state())?;
     let absent = match newest {
         Some(pool) if !args.reset_cache => {
-            gone((args, stops.drained(pool)), queue, device_size, pool, &specs)?
+            gone((args, &stops.drained(pool)), queue, device_size, pool, &specs)?
         }
         _ => Vec::new(),
     };

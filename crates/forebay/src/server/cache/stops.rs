@@ -33,8 +33,6 @@ fn name_of(uuid: [u8; 16]) -> String {
 pub struct Stops {
     /// Generation of the superblock that it wrote.
     generation: u64,
-    /// The volumes of which nothing was dirty then.
-    drained: Vec<VolumeId>,
     /// The last start that knew of it.
     epoch: u32,
     /// For each shard, what is known of its log.
@@ -77,9 +75,15 @@ impl Stops {
         Ok(())
     }
 
-    /// The volumes of which nothing is dirty, if the cache was not used since that stop.
-    pub fn drained(&self, found: &Superblock) -> &[VolumeId] {
-        if self.generation == found.generation && found.clean { &self.drained } else { &[] }
+    /// The volumes of which nothing is dirty, if the cache was not used since that stop: in each
+    /// shard they were clean at its last record. One that is dirty had been dirtied by a record.
+    pub fn drained(&self, found: &Superblock) -> Vec<VolumeId> {
+        let is_of_found = self.generation == found.generation && found.clean;
+        let Some(first) = self.shards.first().filter(|_| is_of_found) else { return Vec::new() };
+        let is_drained = |volume: &VolumeId| {
+            self.shards.iter().all(|shard| shard.clean.contains(&(*volume, shard.end)))
+        };
+        first.clean.iter().map(|(volume, _)| *volume).filter(is_drained).collect()
     }
 
     /// What is known of a shard's log.
@@ -99,7 +103,6 @@ impl Stops {
         }
         self.epoch = begun.epoch;
         if loss {
-            self.drained.clear();
             self.shards.iter_mut().for_each(|shard| shard.clean.clear());
         }
         self.store(state, begun.uuid)
@@ -127,7 +130,7 @@ impl Stops {
         let ends = stopped.log_ends.iter().enumerate();
         let shards = ends.map(|(shard, &end)| self.of_shard(shard).then(end, &drained)).collect();
         let (generation, epoch) = (closed.generation, closed.epoch);
-        Self { generation, drained, epoch, shards }.store(state, closed.uuid)
+        Self { generation, epoch, shards }.store(state, closed.uuid)
     }
 
     fn store(&self, state: &StateDir, uuid: [u8; 16]) -> io::Result<()> {
@@ -141,9 +144,6 @@ impl Stops {
             for (volume, end) in &shard.clean {
                 text += &format!("\nclean {} {}", volume.0, end.0);
             }
-        }
-        for volume in &self.drained {
-            text += &format!("\nvolume {}", volume.0);
         }
         text + "\n"
     }
@@ -169,7 +169,6 @@ fn parse(text: &str) -> Option<Stops> {
                 let end = Lsn(words.next()?.parse().ok()?);
                 stops.shards.last_mut()?.clean.push((volume, end));
             }
-            "volume" => stops.drained.push(VolumeId(words.next()?.parse().ok()?)),
             _ => return None,
         }
         if words.next().is_some() {
@@ -182,12 +181,32 @@ fn parse(text: &str) -> Option<Stops> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::primaries::samples::tests::superblock;
+
+    #[test]
+    fn only_what_was_clean_at_the_end_of_every_log_is_drained() {
+        let (a, b, c) = (VolumeId(0), VolumeId(5), VolumeId(63));
+        let shard = |end, clean: &[(VolumeId, u64)]| LastStop {
+            end: Lsn(end),
+            clean: clean.iter().map(|&(volume, lsn)| (volume, Lsn(lsn))).collect(),
+        };
+        let shards = vec![
+            shard(9, &[(a, 9), (b, 9), (c, 9)]),
+            // Nothing but its last record was logged since the stop before.
+            shard(4, &[(b, 3), (c, 4), (a, 4)]),
+        ];
+        let stops = Stops { generation: 7, epoch: 3, shards };
+        let found = Superblock { clean: true, ..superblock([1; 16], 3, 7) };
+        assert_eq!(stops.drained(&found), [a, c]);
+        assert_eq!(stops.drained(&Superblock { generation: 8, ..found.clone() }), []);
+        assert_eq!(stops.drained(&Superblock { clean: false, ..found.clone() }), []);
+        assert_eq!(Stops { shards: Vec::new(), ..stops }.drained(&found), []);
+    }
 
     #[test]
     fn what_is_printed_is_read_and_nothing_else() {
         let stops = Stops {
             generation: 7,
-            drained: vec![VolumeId(0), VolumeId(63)],
             epoch: 3,
             shards: vec![
                 LastStop { end: Lsn(9), clean: vec![(VolumeId(0), Lsn(9)), (VolumeId(1), Lsn(2))] },
@@ -205,6 +224,7 @@ mod tests {
             "generation 7\nepoch x\n",
             "generation 7\nepoch 1\nvolume 256\n",
             "generation 7\nepoch 1\nvol 1\n",
+            "generation 7\nepoch 1\nshard 0 5\nclean 256 5\n",
             "generation 7\nepoch 1\nclean 1 1\n",
             "generation 7\nepoch 1\nshard 1 5\n",
             "generation 7\nepoch 1\nshard 0 5 6\n",
