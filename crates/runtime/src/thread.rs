@@ -151,6 +151,26 @@ struct Duties {
     stopped: Option<Sender<Snapshot>>,
 }
 
+/// A line of long requests, of which each turn takes only as many bytes as it has time for.
+struct Paced {
+    waiting: VecDeque<Request>,
+    /// The bytes left in this turn.
+    allowance: Allowance,
+}
+
+impl Paced {
+    fn new() -> Self {
+        Self { waiting: VecDeque::new(), allowance: Allowance::FULL }
+    }
+
+    /// The next request, if this turn has time for it.
+    fn next(&mut self) -> Option<Request> {
+        let request = self.allowance.is_left().then(|| self.waiting.pop_front()).flatten()?;
+        self.allowance.spend(usize::try_from(request.range.len).unwrap_or(usize::MAX));
+        Some(request)
+    }
+}
+
 /// Connections to all shards: the thread's own one directly, the others through mailboxes.
 struct Shards {
     own: usize,
@@ -164,12 +184,9 @@ struct Shards {
     /// Small requests for the own shard.
     incoming: Vec<Request>,
     /// Large requests for the own shard, which smaller ones may pass.
-    large: VecDeque<Request>,
+    large: Paced,
     /// Long ones without data, such as pieces of a discard: each costs time for its blocks.
-    bare: VecDeque<Request>,
-    /// The bytes of large requests, and of those without data, that are left in this turn.
-    allowance: Allowance,
-    bare_allowance: Allowance,
+    bare: Paced,
     /// Messages for each other thread.
     outgoing: Vec<Vec<Message>>,
     /// For each other thread, the requests that it has from this one.
@@ -205,33 +222,23 @@ impl Shards {
         if request.range.len <= LARGE as u64 {
             self.incoming.push(request);
         } else if request.buf.is_empty() {
-            self.bare.push_back(request);
+            self.bare.waiting.push_back(request);
         } else {
-            self.large.push_back(request);
+            self.large.waiting.push_back(request);
         }
     }
 
     /// Whether requests wait for the next turn.
     fn has_more(&self) -> bool {
-        !self.large.is_empty() || !self.bare.is_empty()
+        !self.large.waiting.is_empty() || !self.bare.waiting.is_empty()
     }
 
     /// Hands the own shard its requests: all small ones, and the others as far as the turn has time
     /// for them; each kind in order of arrival.
     fn serve(&mut self) {
         self.serve_small();
-        while self.bare_allowance.is_left()
-            && let Some(request) = self.bare.pop_front()
-        {
+        while let Some(request) = self.bare.next().or_else(|| self.large.next()) {
             self.unpolled = true;
-            self.bare_allowance.spend(usize::try_from(request.range.len).unwrap_or(usize::MAX));
-            self.shard.submit(self.now, request, &mut self.fx);
-        }
-        while self.allowance.is_left()
-            && let Some(request) = self.large.pop_front()
-        {
-            self.unpolled = true;
-            self.allowance.spend(request.buf.len());
             self.shard.submit(self.now, request, &mut self.fx);
         }
     }
@@ -239,8 +246,8 @@ impl Shards {
     /// Hands the own shard all its requests.
     fn serve_all(&mut self) {
         self.serve_small();
-        let bare = mem::take(&mut self.bare);
-        for request in bare.into_iter().chain(mem::take(&mut self.large)) {
+        let bare = mem::take(&mut self.bare.waiting);
+        for request in bare.into_iter().chain(mem::take(&mut self.large.waiting)) {
             self.unpolled = true;
             self.shard.submit(self.now, request, &mut self.fx);
         }
@@ -293,10 +300,8 @@ impl Thread {
             deadline: None,
             unpolled: true,
             incoming: Vec::new(),
-            large: VecDeque::new(),
-            bare: VecDeque::new(),
-            allowance: Allowance::FULL,
-            bare_allowance: Allowance::FULL,
+            large: Paced::new(),
+            bare: Paced::new(),
             outgoing: (0..threads).map(|_| Vec::new()).collect(),
             lent: vec![0; threads],
             coming,
@@ -340,8 +345,8 @@ impl Thread {
     fn turn(&mut self) {
         let now = self.clock.now();
         self.shards.now = now;
-        self.shards.allowance = Allowance::FULL;
-        self.shards.bare_allowance = Allowance::FULL;
+        self.shards.large.allowance = Allowance::FULL;
+        self.shards.bare.allowance = Allowance::FULL;
         self.poll_devices();
         self.read_mail();
         self.clients.reap(now, &mut self.arrivals);
