@@ -119,6 +119,15 @@ impl StateDir {
         Ok(File::from(rustix::fs::openat(&self.dir, name, flags, FILE_MODE)?))
     }
 
+    /// Opens a file to be changed as it is; it must be a regular one that others have not written.
+    fn open_or_create(&self, name: &str, more: OFlags) -> io::Result<File> {
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.dir, name, flags | more, FILE_MODE)?;
+        check_file(&file)?;
+        Ok(File::from(file))
+    }
+
     /// Makes the file `name` an empty one, which takes no space; durable when this returns.
     ///
     /// # Errors
@@ -126,14 +135,7 @@ impl StateDir {
     /// it.
     pub fn empty(&self, name: &str) -> io::Result<()> {
         let empty = || -> io::Result<()> {
-            let flags = OFlags::WRONLY
-                | OFlags::CREATE
-                | OFlags::NONBLOCK
-                | OFlags::NOFOLLOW
-                | OFlags::CLOEXEC;
-            let file = rustix::fs::openat(&self.dir, name, flags, FILE_MODE)?;
-            check_file(&file)?;
-            let file = File::from(file);
+            let file = self.open_or_create(name, OFlags::empty())?;
             file.set_len(0)?;
             file.sync_all()?;
             Ok(rustix::fs::fsync(&self.dir)?)
@@ -229,15 +231,7 @@ impl StateDir {
     /// regular one, or others may have written it.
     pub fn append(&self, name: &str, text: &str) -> io::Result<()> {
         let append = || -> io::Result<()> {
-            let flags = OFlags::WRONLY
-                | OFlags::APPEND
-                | OFlags::CREATE
-                | OFlags::NONBLOCK
-                | OFlags::NOFOLLOW
-                | OFlags::CLOEXEC;
-            let file = rustix::fs::openat(&self.dir, name, flags, FILE_MODE)?;
-            check_file(&file)?;
-            let mut file = File::from(file);
+            let mut file = self.open_or_create(name, OFlags::APPEND)?;
             let before = file.metadata()?.len();
             if let Err(error) = file.write_all(text.as_bytes()).and_then(|()| file.sync_data()) {
                 // The next text must begin on a line of its own.
