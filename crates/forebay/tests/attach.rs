@@ -19,7 +19,7 @@ use disk::{
     FILE_SYSTEMS, attach, can_attach, can_mount, disk_of, file_content, has_ublk, mount_point,
     open, refused, run,
 };
-use support::{Place, client, forebay, noise};
+use support::{Place, Server, client, forebay, noise};
 use tools::{have, skip};
 
 const MIB: u64 = 1 << 20;
@@ -242,6 +242,25 @@ fn what_is_in_use_stays_and_is_named() {
     server.stop(&[]);
 }
 
+/// Writes a file without a flush, stops the server by a signal, starts another one, and reads the
+/// file. Returns that server, and the device, which is attached and mounted as before.
+fn stop_by_signal(
+    place: &Place,
+    server: Server,
+    arguments: &[String],
+    (mounted, mount): (&Path, &str),
+) -> (Server, String) {
+    fs::write(mounted.join("never-flushed"), noise(4, 3 << 20)).expect("it is written");
+    server.signal("TERM");
+    assert_eq!(server.wait(), Some(0));
+    let server = place.start(arguments);
+    server.ask(&["detach", "disk"]);
+    let device = attach(&server, &[mount]);
+    let found = fs::read(mounted.join("never-flushed")).expect("it is there");
+    assert!(found == noise(4, 3 << 20));
+    (server, device)
+}
+
 /// A signal stops the server although a file system is mounted; all data written to it, flushed or
 /// not, is on the volume.
 #[test]
@@ -253,14 +272,7 @@ fn a_signal_writes_back_what_mounted_file_systems_have() {
     server.ask(&["detach", "disk"]);
     let (mounted, mount) = mount_point(&place);
     attach(&server, &[&mount]);
-    fs::write(mounted.join("never-flushed"), noise(4, 3 << 20)).expect("it is written");
-    server.signal("TERM");
-    assert_eq!(server.wait(), Some(0));
-    let server = place.start(&arguments);
-    server.ask(&["detach", "disk"]);
-    attach(&server, &[&mount]);
-    let found = fs::read(mounted.join("never-flushed")).expect("it is there");
-    assert!(found == noise(4, 3 << 20));
+    let (server, _) = stop_by_signal(&place, server, &arguments, (&mounted, &mount));
     server.ask(&["detach", "disk"]);
     server.stop(&[]);
 }
@@ -298,14 +310,7 @@ fn a_mounted_btrfs_is_seen() {
         serde_json::from_str(&server.ask(&["detach", "disk", "--json"])).expect("it is JSON");
     assert_eq!(out[0]["mounted"], serde_json::json!(shown));
     attach(&server, &[&mount]);
-    fs::write(mounted.join("never-flushed"), noise(4, 3 << 20)).expect("it is written");
-    server.signal("TERM");
-    assert_eq!(server.wait(), Some(0));
-    let server = place.start(&arguments);
-    server.ask(&["detach", "disk"]);
-    let device = attach(&server, &[&mount]);
-    let found = fs::read(mounted.join("never-flushed")).expect("it is there");
-    assert!(found == noise(4, 3 << 20));
+    let (server, device) = stop_by_signal(&place, server, &arguments, (&mounted, &mount));
     // The kernel names the first device of a file system as the source of its mount.
     client("umount", &[&shown]);
     place.make("first", 256 * MIB);

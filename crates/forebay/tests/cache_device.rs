@@ -243,7 +243,7 @@ fn a_cache_file_that_is_cut_gives_errors_and_never_other_data() {
 #[test]
 fn a_file_system_that_fills_up_is_as_a_device_that_cannot_be_written() {
     let place = Place::new();
-    let Some(_mounted) = Tmpfs::mount(&place.path("small"), 24) else { return };
+    let Some(_mounted) = Tmpfs::mount(&place.path("small"), "24m") else { return };
     place.make("disk.img", DISK);
     let said = place.refuse(&place.serve("disk.img", "small/new,size=32MiB"));
     assert!(said.contains("No space left") || said.contains("no space left"), "{said}");
@@ -270,7 +270,7 @@ fn a_file_system_that_fills_up_is_as_a_device_that_cannot_be_written() {
 #[test]
 fn a_read_only_cache_is_refused_and_left_alone() {
     let place = Place::new();
-    let Some(mounted) = Tmpfs::mount(&place.path("small"), 40) else { return };
+    let Some(mounted) = Tmpfs::mount(&place.path("small"), "40m") else { return };
     place.make("disk.img", DISK);
     let arguments = place.serve("disk.img", "small/cache.img,size=32MiB");
     let server = place.start(&arguments);

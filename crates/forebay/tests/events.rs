@@ -1,13 +1,15 @@
 //! The events of real servers: what they tell, who has acknowledged it, and that they survive.
 
+#[path = "support/nbdkit.rs"]
+mod nbdkit;
 mod support;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
-use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
+use nbdkit::Nbdkit;
 use serde_json::Value;
 use support::nbd::Nbd;
 use support::{Place, Server, until};
@@ -37,15 +39,8 @@ fn event(server: &Server, kind: &str) -> Value {
     found.expect("it was found")
 }
 
-fn primary(place: &Place) -> Helper {
-    let socket = place.path("san.sock");
-    let _ = fs::remove_file(&socket);
-    let mut nbdkit = Command::new("nbdkit");
-    nbdkit.args(["--foreground", "--unix", &socket.to_string_lossy(), "file"]);
-    nbdkit.arg(place.path("san.img")).stdout(Stdio::null()).stderr(Stdio::null());
-    let child = nbdkit.spawn().expect("nbdkit runs (make setup)");
-    until("nbdkit listens", || UnixStream::connect(&socket).is_ok());
-    Helper(child)
+fn primary(place: &Place) -> Nbdkit {
+    Nbdkit::start(&place.path("san.sock"), &["file", &place.text("san.img")])
 }
 
 #[test]

@@ -1,15 +1,17 @@
 //! Failures around a running server: a primary that fails or vanishes, too many clients or clients
 //! that send garbage, and a service manager that waits for the ready message.
 
+#[path = "support/nbdkit.rs"]
+mod nbdkit;
 mod support;
 
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixDatagram, UnixStream};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nbdkit::Nbdkit;
 use support::nbd::Nbd;
 use support::{Place, Server, client, forebay, noise, until};
 
@@ -24,20 +26,6 @@ impl Drop for Helper {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-/// A third-party NBD server in the role of the SAN; ready when this returns.
-fn nbdkit(socket: &Path, arguments: &[&str]) -> Helper {
-    let _ = fs::remove_file(socket);
-    let child = Command::new("nbdkit")
-        .args(["--foreground", "--exit-with-parent", "--unix", &socket.to_string_lossy()])
-        .args(arguments)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("nbdkit runs (make setup)");
-    until("nbdkit listens", || UnixStream::connect(socket).is_ok());
-    Helper(child)
 }
 
 /// The arguments of a server whose primary is at the NBD socket `san`.
@@ -77,7 +65,7 @@ fn a_primary_that_fails_costs_what_it_alone_has() {
     let trigger = place.text("fails");
     let errors = format!("error-file={trigger}");
     let filter = ["--filter=error", "memory", "64M", "error-rate=100%", &errors];
-    let _san = nbdkit(&place.path("san.sock"), &filter);
+    let _san = Nbdkit::start(&place.path("san.sock"), &filter);
     let server = place.start(&over_nbd(&place));
     let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
     write_blocks(&mut nbd, 0..100);
@@ -134,7 +122,7 @@ fn a_primary_that_vanishes_is_found_again() {
     let place = Place::new();
     place.make("san.img", 64 << 20);
     let file = format!("file={}", place.text("san.img"));
-    let san = nbdkit(&place.path("san.sock"), &["file", &file]);
+    let san = Nbdkit::start(&place.path("san.sock"), &["file", &file]);
     let server = place.start(&over_nbd(&place));
     let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
     write_blocks(&mut nbd, 0..100);
@@ -145,7 +133,7 @@ fn a_primary_that_vanishes_is_found_again() {
     check_blocks(&mut nbd, 0..100);
     write_blocks(&mut nbd, 100..200);
 
-    let _san = nbdkit(&place.path("san.sock"), &["file", &file]);
+    let _san = Nbdkit::start(&place.path("san.sock"), &["file", &file]);
     until("it is found again", || nbd.read(5000 * BLOCK, &mut found).is_ok());
     server.stop(&["--drain"]);
     let mut san = Nbd::connect(&place.path("san.sock"), "").expect("it serves");

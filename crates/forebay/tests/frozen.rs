@@ -1,49 +1,26 @@
 //! An NBD server that is stopped (SIGSTOP) holds its connections and answers nothing. Its volume
 //! waits; the others do not notice, at a start and at a hand-over.
 
+#[path = "support/nbdkit.rs"]
+mod nbdkit;
 mod support;
 #[path = "support/tools.rs"]
 mod tools;
 
 use std::fs;
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nbdkit::Nbdkit;
 use support::nbd::Nbd;
 use support::{Place, noise, until};
 use tools::have;
 
 const MIB: u64 = 1 << 20;
 
-/// nbdkit, killed when dropped.
-struct San(Child);
-
-impl San {
-    fn start(place: &Place) -> Self {
-        let socket = place.path("san.sock");
-        let child = Command::new("nbdkit")
-            .args(["--foreground", "--exit-with-parent", "--unix"])
-            .args([socket.as_os_str(), "memory".as_ref(), "16M".as_ref()])
-            .spawn()
-            .expect("nbdkit runs (make setup)");
-        until("nbdkit listens", || UnixStream::connect(&socket).is_ok());
-        Self(child)
-    }
-
-    fn signal(&self, name: &str) {
-        let id = self.0.id().to_string();
-        assert!(Command::new("kill").args(["-s", name, &id]).status().expect("it runs").success());
-    }
-}
-
-impl Drop for San {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// The SAN: a disk in memory.
+fn start_san(place: &Place) -> Nbdkit {
+    Nbdkit::start(&place.path("san.sock"), &["memory", "16M"])
 }
 
 /// The arguments to serve `a`, behind an NBD server, and `b`, a file, with a device that is silent
@@ -85,7 +62,7 @@ fn a_server_that_is_stopped_delays_the_start_of_no_other_volume() {
         return;
     }
     let place = Place::new();
-    let san = San::start(&place);
+    let san = start_san(&place);
     let arguments = serve(&place, "30s");
     let server = place.start(&arguments);
     let (mine, others) = (noise(1, 64 << 10), noise(2, 64 << 10));
@@ -118,33 +95,32 @@ fn a_hand_over_keeps_the_clients_of_the_other_volumes() {
         return;
     }
     let place = Place::new();
-    let san = San::start(&place);
+    let san = start_san(&place);
     let server = place.start_kept(&serve(&place, "30s"));
     let others = noise(2, 64 << 10);
     // On both shards, and not only on that which waits.
     let mut healthy: Vec<Nbd> = (0..4).map(|_| connect(&place, "b")).collect();
     healthy[0].write(MIB, &others, true).expect("it is written");
+    let upgrade = |healthy: &mut Vec<Nbd>| {
+        let before = Instant::now();
+        server.ask(&["upgrade", env!("CARGO_BIN_EXE_forebay")]);
+        let took = before.elapsed();
+        assert!(took < Duration::from_secs(19), "{took:?}");
+        healthy.iter_mut().for_each(|nbd| check(nbd, &others));
+    };
     let mut frozen = connect(&place, "a");
     san.signal("STOP");
     let waiter = thread::spawn(move || frozen.read(8 * MIB, &mut [0; 4096]));
     thread::sleep(Duration::from_millis(300));
 
-    let before = Instant::now();
-    server.ask(&["upgrade", &Path::new(env!("CARGO_BIN_EXE_forebay")).to_string_lossy()]);
-    let took = before.elapsed();
-    assert!(took < Duration::from_secs(19), "{took:?}");
-    healthy.iter_mut().for_each(|nbd| check(nbd, &others));
+    upgrade(&mut healthy);
     waiter.join().expect("it ends").expect_err("it is cut off");
 
     // Idle, and nothing known of the server's stop: nobody asks it for long.
     san.signal("CONT");
     server.log("volume a: its primary is back");
     san.signal("STOP");
-    let before = Instant::now();
-    server.ask(&["upgrade", &Path::new(env!("CARGO_BIN_EXE_forebay")).to_string_lossy()]);
-    let took = before.elapsed();
-    assert!(took < Duration::from_secs(19), "{took:?}");
-    healthy.iter_mut().for_each(|nbd| check(nbd, &others));
+    upgrade(&mut healthy);
     san.signal("CONT");
     server.log("volume a: its primary is back");
     server.stop(&[]);
@@ -157,7 +133,7 @@ fn a_primary_that_leaves_requests_unanswered_is_a_problem() {
         return;
     }
     let place = Place::new();
-    let san = San::start(&place);
+    let san = start_san(&place);
     let server = place.start(&serve(&place, "1s"));
     let mut frozen = connect(&place, "a");
     san.signal("STOP");

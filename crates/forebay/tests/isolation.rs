@@ -1,45 +1,25 @@
 //! Two volumes share a cache, and the primary of one goes away while the other is in use.
 
+#[path = "support/nbdkit.rs"]
+mod nbdkit;
 mod support;
 
 use std::fs;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nbdkit::Nbdkit;
 use support::nbd::Nbd;
-use support::{Place, forebay, noise, until};
+use support::{Place, forebay, noise};
 
 const BLOCK: u64 = 4096;
 /// Longest time of a write of the healthy volume; a write at the other volume's limit takes as long
 /// as the configured patience.
 const SOON: Duration = Duration::from_secs(5);
 
-/// nbdkit with a file as its disk; killed with the test.
-struct San(Child);
-
-impl San {
-    fn start(place: &Place) -> Self {
-        let socket = place.path("san.sock");
-        let _ = fs::remove_file(&socket);
-        let child = Command::new("nbdkit")
-            .args(["--foreground", "--exit-with-parent", "--unix", &socket.to_string_lossy()])
-            .args(["file", &place.text("a.img")])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("nbdkit runs (make setup)");
-        until("nbdkit listens", || UnixStream::connect(&socket).is_ok());
-        Self(child)
-    }
-}
-
-impl Drop for San {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// The SAN, with a file as its disk.
+fn start_san(place: &Place) -> Nbdkit {
+    Nbdkit::start(&place.path("san.sock"), &["file", &place.text("a.img")])
 }
 
 /// A configuration of the volumes `a`, on the SAN, and `b`, on a file.
@@ -86,7 +66,7 @@ fn a_primary_that_is_away_stops_the_writes_of_its_own_volume_only() {
     let place = Place::new();
     place.make("a.img", 64 << 20);
     place.make("b.img", 64 << 20);
-    let san = San::start(&place);
+    let san = start_san(&place);
     let arguments = configuration(&place);
     let server = place.start(&arguments);
     let socket = place.path("nbd.sock");
@@ -159,7 +139,7 @@ fn a_primary_that_is_away_stops_the_writes_of_its_own_volume_only() {
     assert_eq!(server.wait(), Some(1), "the server says so, too");
 
     // When the primary is back, nothing is lost.
-    let _san = San::start(&place);
+    let _san = start_san(&place);
     let server = place.start(&arguments);
     server.ask(&["drain", "a"]);
     let mut a = Nbd::connect(&socket, "a").expect("it serves");

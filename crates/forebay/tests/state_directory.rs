@@ -1,6 +1,8 @@
 //! A state directory that is full, that becomes read-only, or in which something is missing: what
 //! is only an aid keeps no server from serving, and what protects data is never done without.
 
+#[path = "support/disk.rs"]
+mod disk;
 mod support;
 #[path = "support/tools.rs"]
 mod tools;
@@ -9,11 +11,11 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
-use std::process::Command;
 
+use disk::refused;
 use support::nbd::Nbd;
-use support::{Place, Server, client, noise, until};
-use tools::skip;
+use support::{Place, Server, noise, until};
+use tools::Tmpfs;
 
 const MIB: u64 = 1 << 20;
 /// A place of the primary that is sampled, and changes in each test.
@@ -22,43 +24,37 @@ const OURS: u64 = 64 * MIB - 4096;
 const THEIRS: u64 = 8192;
 
 /// A small file system in memory, for the state directory; unmounted when dropped.
-struct Small(PathBuf);
+struct Small {
+    mounted: Tmpfs,
+    path: PathBuf,
+}
 
 impl Small {
     /// `None` if this machine does not let a test mount.
     fn for_state_of(place: &Place) -> Option<Self> {
         let path = place.path("state");
-        fs::create_dir_all(&path).expect("a directory can be made");
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=64k,mode=700", "forebay-test"]).arg(&path);
-        let done = mount.output().is_ok_and(|done| done.status.success());
-        (done || skip("no file system can be mounted")).then_some(Self(path))
+        Some(Self { mounted: Tmpfs::mount(&path, "64k")?, path })
     }
 
-    fn remount(&self, how: &str) {
-        client("mount", &["-o", &format!("remount,{how}"), &self.0.to_string_lossy()]);
+    fn set_read_only(&self, is: bool) {
+        self.mounted.remount(is);
     }
 
     /// Takes all the space there is.
     fn fill(&self) {
-        let mut file = fs::File::create(self.0.join("filler")).expect("it can be made");
+        let mut file = fs::File::create(self.path.join("filler")).expect("it can be made");
         while file.write_all(&[7; 512]).is_ok() {}
     }
 
     fn free(&self) {
-        fs::remove_file(self.0.join("filler")).expect("it is ours");
+        fs::remove_file(self.path.join("filler")).expect("it is ours");
     }
 
     /// The path of the cache's file of this kind, if it is there.
     fn file(&self, kind: &str) -> Option<PathBuf> {
-        let all = fs::read_dir(&self.0).expect("it is there").flatten().map(|entry| entry.path());
+        let all =
+            fs::read_dir(&self.path).expect("it is there").flatten().map(|entry| entry.path());
         all.into_iter().find(|path| path.extension().is_some_and(|end| end == kind))
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(&self.0).output();
     }
 }
 
@@ -103,9 +99,7 @@ fn an_upgrade_without_room_for_records_is_refused_and_the_server_serves_on() {
     fs::copy(env!("CARGO_BIN_EXE_forebay"), &next).expect("it is there");
     fs::set_permissions(&next, fs::Permissions::from_mode(0o755)).expect("it is ours");
     let next = next.to_string_lossy().into_owned();
-    let output = support::forebay(&["upgrade", &next, &server.control_argument()]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let said = refused(&server, &["upgrade", &next]);
     for word in ["state directory", "free some space", "serves on"] {
         assert!(said.contains(word), "{word}: {said}");
     }
@@ -113,12 +107,11 @@ fn an_upgrade_without_room_for_records_is_refused_and_the_server_serves_on() {
     until("it is told", || problems(&server).contains("the state directory cannot be written"));
     small.free();
     until("it is told no more", || problems(&server) == "[]");
-    small.remount("ro");
-    let output = support::forebay(&["upgrade", &next, &server.control_argument()]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    small.set_read_only(true);
+    let said = refused(&server, &["upgrade", &next]);
     assert!(said.contains("make its file system writable"), "{said}");
     check(&place, OURS, 1);
-    small.remount("rw");
+    small.set_read_only(false);
     server.ask(&["upgrade", &next]);
     check(&place, OURS, 1);
     stop(server);
@@ -192,7 +185,7 @@ fn nobody_is_blamed_for_what_was_written_while_the_state_directory_was_read_only
         let Some(small) = Small::for_state_of(&place) else { return };
         arguments.push("--mode=write-around".to_owned());
         let server = place.start(&arguments);
-        small.remount("ro");
+        small.set_read_only(true);
         until("it is told", || problems(&server).contains("Read-only file system"));
         for seed in 1..4 {
             write(&place, OURS, seed);
@@ -203,7 +196,7 @@ fn nobody_is_blamed_for_what_was_written_while_the_state_directory_was_read_only
         } else {
             stop(server)
         }
-        small.remount("rw");
+        small.set_read_only(false);
         let server = place.start(&arguments);
         let events = server.ask(&["events"]);
         assert!(events.contains("primary-not-compared"), "{events}");
@@ -228,9 +221,9 @@ fn a_state_directory_that_is_writable_again_has_the_samples_again() {
     let samples = || fs::read(small.file("samples").expect("it is kept")).expect("it is there");
     let before = samples();
     for seed in 1..3 {
-        small.remount("ro");
+        small.set_read_only(true);
         write(&place, 4096 * seed, seed);
-        small.remount("rw");
+        small.set_read_only(false);
         let last = samples();
         until("they are stored again", || samples() != last);
         // Others are on record still.

@@ -104,12 +104,18 @@ fn a_volume_that_a_stop_left_clean_is_clean() {
     assert!(found == changed, "old bytes were written over the change");
 }
 
-#[test]
-fn a_cache_that_lacks_the_end_that_a_stop_has_written_is_refused() {
+/// A running server, and a copy of its cache from before what it writes from now on.
+fn copied() -> (Place, Server) {
     let place = place();
     let server = place.start(&serve(&place, &[]));
     write(&place, "back", 1);
     fs::copy(place.path("cache.img"), place.path("older")).expect("it can be copied");
+    (place, server)
+}
+
+#[test]
+fn a_cache_that_lacks_the_end_that_a_stop_has_written_is_refused() {
+    let (place, server) = copied();
     write(&place, "back", 2);
     server.stop(&[]);
     fs::copy(place.path("cache.img"), place.path("newer")).expect("it can be copied");
@@ -142,10 +148,7 @@ fn a_cache_that_lacks_the_end_that_a_stop_has_written_is_refused() {
 #[test]
 fn a_cut_off_end_that_was_accepted_is_forgotten() {
     for ends_by_kill in [true, false] {
-        let place = place();
-        let server = place.start(&serve(&place, &[]));
-        write(&place, "back", 1);
-        fs::copy(place.path("cache.img"), place.path("older")).expect("it can be copied");
+        let (place, server) = copied();
         (10..20).for_each(|seed| write(&place, "through", seed));
         server.stop(&[]);
         fs::copy(place.path("older"), place.path("cache.img")).expect("it can be put back");

@@ -40,12 +40,12 @@ pub struct Tmpfs {
 }
 
 impl Tmpfs {
-    /// Mounts one of `mebibytes` MiB at `at`; `None` if mounting is not allowed.
-    pub fn mount(at: &Path, mebibytes: u64) -> Option<Self> {
+    /// Mounts one of this size, such as `24m`, at `at`; `None` if mounting is not allowed.
+    pub fn mount(at: &Path, size: &str) -> Option<Self> {
         std::fs::create_dir_all(at).expect("a directory can be made");
         let at = at.to_string_lossy().into_owned();
-        let size = format!("size={mebibytes}m");
-        if !succeeds("mount", &["-t", "tmpfs", "-o", &size, "forebay-test", &at]) {
+        let options = format!("size={size},mode=700");
+        if !succeeds("mount", &["-t", "tmpfs", "-o", &options, "forebay-test", &at]) {
             skip("no right to mount here");
             return None;
         }
