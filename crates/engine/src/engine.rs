@@ -528,6 +528,9 @@ impl Engine {
         if makes_room && let Some(at) = self.cache.next_excess() {
             deadline = deadline.min(at);
         }
+        if makes_room && let Some(at) = self.cache.store.flush_at() {
+            deadline = deadline.min(at);
+        }
         if makes_room && let Some(at) = self.cache.next_discard() {
             deadline = deadline.min(at.max(self.cache.now));
         }

@@ -1,5 +1,6 @@
-//! Admission from RAM: a miss brings blocks into RAM first. They enter the log when their place in
-//! RAM is needed, if they are worth it by then ([`forebay_policy::Window`]).
+//! Admission from RAM: a miss brings blocks into RAM first. They enter the store when their place in
+//! RAM is needed, if they are worth it by then ([`forebay_policy::Window`]). Some enter the log, and
+//! all do in a cache without a store.
 //!
 //! While RAM has room, nothing would ever leave it. So that a crash or restart loses no more than
 //! the misses of the last minute, every place in RAM is also visited periodically.
@@ -7,7 +8,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use forebay_block::{BLOCK_SIZE, VolumeId};
+use forebay_block::VolumeId;
 use forebay_policy::{Touch, Window};
 
 use crate::api::{Effects, Health, Refusal};
@@ -17,11 +18,14 @@ use crate::contents::block_of;
 use crate::key::Key;
 use crate::locks::Locks;
 use crate::ram::Round;
+use crate::store::{Store, UNIT_BLOCKS};
 
 /// Time in which every place of the RAM tier is visited, while there may be blocks to admit.
 const ROUND: Duration = Duration::from_secs(60);
 /// Limit on the places visited in one turn of the event loop.
 const PLACES_MAX: u64 = 1024;
+/// Of this many groups of missed blocks, one goes through the log.
+const THROUGH_LOG_ONE_IN: u64 = 4;
 /// Interval between visits when nothing else happens.
 pub const ROUND_TICK: Duration = Duration::from_millis(100);
 
@@ -32,8 +36,8 @@ impl Cache {
         if self.ram.has_room_for(key) {
             return;
         }
-        let (index, locks) = (self.contents.index(), &self.locks);
-        let run = self.ram.leaving(|key| is_alone(index, locks, key));
+        let (index, locks, store) = (self.contents.index(), &self.locks, &self.store);
+        let run = self.ram.leaving(|key| is_alone(index, locks, store, key));
         if let Some(oldest) = self.ram.oldest_read() {
             self.note_left_ram(block_of(oldest));
         }
@@ -57,8 +61,8 @@ impl Cache {
         let due = u64::try_from(so_far).unwrap_or(frames).min(frames).min(from + PLACES_MAX);
         let (mut place, mut weighed) = (from, 0..0);
         while place < due && !self.form.background().turn_is_over() {
-            let (recent, index, locks) = (self.ram.recent(), self.contents.index(), &self.locks);
-            let alone = |key: u64| is_alone(index, locks, key);
+            let recent = self.ram.recent();
+            let alone = |key: u64| self.is_alone(key);
             let at = u32::try_from(place).expect("places have 32 bits");
             if let Some(key) = recent.at(at).filter(|&key| !weighed.contains(&key) && alone(key)) {
                 weighed = Window::around(recent, key, at, alone);
@@ -79,22 +83,43 @@ impl Cache {
         self.ram.alone().set_round(round);
     }
 
-    /// Puts blocks that are only in RAM into the log if they may enter it.
-    fn weigh(&mut self, run: Range<u64>, fx: &mut Effects) -> Result<(), Refusal> {
+    /// Puts blocks that are only in RAM into the store, or into the log, if they may enter.
+    pub(crate) fn weigh(&mut self, run: Range<u64>, fx: &mut Effects) -> Result<(), Refusal> {
         if !self.admits_reads(Key(run.start).volume()) {
             return Err(Refusal::Mode);
         }
         self.may_enter(run.clone())?;
-        let mut block = [0; BLOCK_SIZE];
-        for key in run.map(Key) {
-            // Closing a record for one of these blocks may let a write proceed that evicts another
-            // one from RAM.
-            let found = self.ram.peek(key, |bytes| block.copy_from_slice(bytes));
-            if found.is_some() && is_alone(self.contents.index(), &self.locks, key.0) {
-                self.admit(key, &block, fx);
-            }
+        for first in run.clone().step_by(UNIT_BLOCKS as usize) {
+            self.admit_unit(first..run.end.min(first + UNIT_BLOCKS), fx);
         }
         Ok(())
+    }
+
+    /// Puts neighboring blocks that are only in RAM into the store or, if it does not take them,
+    /// into the log.
+    fn admit_unit(&mut self, run: Range<u64>, fx: &mut Effects) {
+        let mut blocks = Vec::with_capacity(UNIT_BLOCKS as usize);
+        for key in run.map(Key).filter(|&key| self.is_alone(key.0)) {
+            blocks.extend(self.ram.peek(key, |bytes| (key, bytes.to_vec())));
+        }
+        let Some(&(first, _)) = blocks.first() else { return };
+        if self.skips_log() && self.may_admit(first.volume()) && self.admit_to_store(&blocks, fx) {
+            return self.note_admitted(first.volume(), blocks.len() as u64);
+        }
+        for (key, block) in &blocks {
+            // Closing a record for one of these blocks may let a write proceed that evicts another
+            // one from RAM, or changes it.
+            if self.ram.contains(*key) && self.is_alone(key.0) {
+                self.admit(*key, block, fx);
+            }
+        }
+    }
+
+    /// Whether the next missed blocks go past the log. A few go into it, so that its room is used
+    /// while clients write little.
+    fn skips_log(&mut self) -> bool {
+        self.admitted_units = self.admitted_units.wrapping_add(1);
+        self.store.exists() && !self.admitted_units.is_multiple_of(THROUGH_LOG_ONE_IN)
     }
 
     /// Counts missed blocks that do not enter the cache device.
@@ -152,22 +177,35 @@ impl Cache {
     /// Puts a block read from the primary into the log, unless more writes wait for the log than
     /// the one being logged. Returns whether it is there.
     pub(crate) fn admit(&mut self, key: Key, block: &[u8], fx: &mut Effects) -> bool {
-        // The primary may lose unflushed writes; a clean copy in the log must not outlive them.
-        let volume = self.volume(key.volume());
-        let settled = !volume.has_unflushed() && !volume.flush_failed;
-        let admitted = settled
-            && self.health() == Health::Good
-            && self.has_client_space()
+        let admitted = self.may_admit(key.volume())
             && self.log.queued() <= 1
             && self.push_admitted(fx, key, block);
-        self.stats_of(key.volume()).admitted_blocks += u64::from(admitted);
-        self.fill.take(u64::from(admitted));
+        self.note_admitted(key.volume(), u64::from(admitted));
         admitted
+    }
+
+    /// Whether blocks of a volume that were read from its primary may enter the device now.
+    fn may_admit(&self, volume: VolumeId) -> bool {
+        // The primary may lose unflushed writes; a clean copy on the device must not outlive them.
+        let volume = self.volume(volume);
+        let settled = !volume.has_unflushed() && !volume.flush_failed;
+        settled && self.health() == Health::Good && self.has_client_space()
+    }
+
+    fn note_admitted(&mut self, volume: VolumeId, blocks: u64) {
+        self.stats_of(volume).admitted_blocks += blocks;
+        self.fill.take(blocks);
+    }
+
+    /// Whether a block is in RAM, if it is in the cache, and not on its way to the device, and no
+    /// operation is changing it.
+    fn is_alone(&self, key: u64) -> bool {
+        is_alone(self.contents.index(), &self.locks, &self.store, key)
     }
 }
 
-/// Whether a block is in RAM but not in the log, and no operation is changing it.
-fn is_alone(index: &Index, locks: &Locks, key: u64) -> bool {
+fn is_alone(index: &Index, locks: &Locks, store: &Store, key: u64) -> bool {
     let key = Key(key);
-    block_of(key) == key && index.get(key).is_none() && !locks.is_locked(key)
+    let elsewhere = || index.get(key).is_some() || store.is_entering(key);
+    block_of(key) == key && !locks.is_locked(key) && !elsewhere()
 }

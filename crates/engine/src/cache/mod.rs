@@ -74,6 +74,8 @@ pub(crate) struct Cache {
     shares: Shares,
     /// Bounds the missed blocks that enter the cache device.
     fill: RateBound,
+    /// Groups of missed blocks that were admitted so far.
+    admitted_units: u64,
     wear: WearBudget,
     pub out: Out,
     pub stats: Stats,
@@ -125,6 +127,7 @@ impl Cache {
             pins: Pins::default(),
             shares: Shares::new(&config, now),
             fill: fill_bound(&config),
+            admitted_units: 0,
             wear: WearBudget::new(wear_budget(&config), now),
             out: Out::new(now),
             stats: Stats::default(),

@@ -2,6 +2,7 @@
 
 use forebay_block::{Completion, Io};
 use forebay_format::{EntryKind, PAGE, StoreUnit};
+use forebay_policy::{LastTouch, Touch};
 
 use crate::api::{Effects, Health, Target};
 use crate::cache::Cache;
@@ -14,6 +15,16 @@ use crate::note::Note;
 use crate::slab::Id;
 use crate::store::{Unit, UnitBlock, unit_pages};
 use crate::ticket::Ticket;
+
+/// The payload of a block on its way into a unit.
+struct Coming {
+    key: Key,
+    kind: EntryKind,
+    bytes: Vec<u8>,
+    crc: u32,
+    /// The condition under which the block still enters.
+    expect: Expect,
+}
 
 impl Cache {
     /// Writes neighboring blocks into the store, in their densest form. Returns them if there is
@@ -29,35 +40,63 @@ impl Cache {
         let mut payloads = Vec::with_capacity(copies.len());
         for (copy, now) in &copies {
             let (forms, mut cx) = self.forms();
-            payloads.push(forms.densest(&mut cx, copy, *now));
+            let (kind, bytes, crc) = forms.densest(&mut cx, copy, *now);
+            payloads.push(Coming { key: copy.key, kind, bytes, crc, expect: Expect::At(*now) });
         }
-        let len = unit_pages(payloads.iter().map(|(_, bytes, _)| bytes.len()));
-        let Some(pages) = self.store.take(len, self.contents.pages()) else {
-            let apart = copies.len() > 1 && self.store.is_full();
-            return if apart { self.send_apart(copies, fx) } else { Err(copies) };
-        };
+        let last = self.last_of(copies.iter().map(|(_, place)| place.meta));
+        if self.write_unit(payloads, last, false, fx) {
+            return Ok(());
+        }
+        let apart = copies.len() > 1 && self.store.is_full();
+        if apart { self.send_apart(copies, fx) } else { Err(copies) }
+    }
+
+    /// Writes neighboring blocks that were missed into the store, as one unit. Returns false if
+    /// there is no room now, or if they belong into the log. `blocks` are not empty, and not on the
+    /// device.
+    pub(crate) fn admit_to_store(&mut self, blocks: &[(Key, Vec<u8>)], fx: &mut Effects) -> bool {
+        if !self.makes_room() || !self.store.takes_admitted() || self.contents.is_loading() {
+            return false;
+        }
+        let mut payloads = Vec::with_capacity(blocks.len());
+        for (key, block) in blocks {
+            let (forms, mut cx) = self.forms();
+            let Some((kind, bytes, crc)) = forms.admitted(&mut cx, block) else { return false };
+            payloads.push(Coming { key: *key, kind, bytes, crc, expect: Expect::Absent });
+        }
+        let last = self.policy.touched(Touch::Read);
+        self.write_unit(payloads, Some(last), true, fx)
+    }
+
+    /// Writes payloads into the store, as one unit. `last` is the last request for any of them.
+    /// Returns false if there is no room now.
+    fn write_unit(
+        &mut self,
+        mut payloads: Vec<Coming>,
+        last: Option<LastTouch>,
+        is_admitted: bool,
+        fx: &mut Effects,
+    ) -> bool {
+        let len = unit_pages(payloads.iter().map(|payload| payload.bytes.len()));
+        let Some(pages) = self.store.take(len, self.contents.pages()) else { return false };
         let (segment, start) = self.contents.pages().place(pages.start);
         let len = len * PAGE;
         let mut buf = self.config.buffers.get(len);
-        let mut blocks = Vec::with_capacity(copies.len());
+        let mut blocks = Vec::with_capacity(payloads.len());
         // Uncompressed blocks first, so that each has a page of its own.
-        let mut order: Vec<usize> = (0..copies.len()).collect();
-        order.sort_by_key(|&i| payloads[i].0 != EntryKind::Raw);
+        payloads.sort_by_key(|payload| payload.kind != EntryKind::Raw);
         let mut at = 0;
-        for i in order {
-            let ((copy, now), (kind, bytes, crc)) = (&copies[i], &payloads[i]);
+        for Coming { key, kind, bytes, crc, expect } in payloads {
             let end = at + bytes.len();
             let next = end.next_multiple_of(8);
-            buf[at..end].copy_from_slice(bytes);
+            buf[at..end].copy_from_slice(&bytes);
             buf[end..next].fill(0);
-            let (key, kind, crc) = (copy.key, *kind, *crc);
             let (offset, len) = (start + at as u32, bytes.len() as u16);
-            let expect = Expect::At(*now);
             blocks.push(UnitBlock { key, kind, offset, len, crc, expect });
             at = next;
         }
         buf[at..].fill(0);
-        if let Some(last) = self.last_of(copies.iter().map(|(_, place)| place.meta)) {
+        if let Some(last) = last {
             self.contents.pages().set_last(pages.start, last);
         }
         for block in &blocks {
@@ -67,11 +106,11 @@ impl Cache {
         }
         self.stats.store_bytes += len as u64;
         self.stats.stored_blocks += blocks.len() as u64;
-        let id = self.store.begin(Unit { segment, pages, blocks });
+        let id = self.store.begin(Unit { segment, pages, blocks, is_admitted });
         let offset = self.segment_offset(segment as usize) + u64::from(start);
         let ticket = Ticket::Unit { id, tries: 1 };
         self.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, buf));
-        Ok(())
+        true
     }
 
     /// Writes blocks into the store, each as a unit of its own. Returns those that find no room
@@ -96,7 +135,12 @@ impl Cache {
             return;
         }
         match done.result {
-            Ok(()) => self.store.end_write(self.now, id, !self.config.cache_volatile),
+            Ok(()) => {
+                if self.store.unit(id).is_admitted {
+                    self.place_admitted(id);
+                }
+                self.store.end_write(self.now, id, !self.config.cache_volatile);
+            }
             Err(_) if tries < WRITE_TRIES => {
                 let unit = self.store.unit(id);
                 let (segment, start) = self.contents.pages_and_index().0.place(unit.pages.start);
@@ -106,6 +150,32 @@ impl Cache {
             }
             Err(_) => self.out.note(Note::CacheFailed),
         }
+    }
+
+    /// Puts the blocks of an admitted unit into the index, unless they have changed while it was
+    /// being written.
+    fn place_admitted(&mut self, id: Id) {
+        let segment = self.store.unit(id).segment;
+        let mut blocks = std::mem::take(self.store.blocks_of(id));
+        blocks.retain_mut(|block| {
+            let UnitBlock { key, kind, offset, len, crc, .. } = *block;
+            let enters = self.store.end_entering(key)
+                && self.contents.get(key).is_none()
+                && !self.contents.index().is_full();
+            if enters {
+                let meta = self.policy.inserted(Touch::Read);
+                self.policy.entered();
+                let place = Place { segment, offset, len, kind, crc, dirty: false, meta };
+                self.contents.place_unnamed(self.now, key, place, &mut self.ram);
+                self.ram.note_doubled(key);
+                block.expect = Expect::At(place);
+            } else {
+                let pages = self.contents.pages();
+                pages.release(pages.covered(segment, offset..offset + u32::from(len)));
+            }
+            enters
+        });
+        *self.store.blocks_of(id) = blocks;
     }
 
     /// Names durable units in the log, logs what has left the cache, evicts, and frees pages.
@@ -143,16 +213,18 @@ impl Cache {
 
     /// Puts the entries of durable units into the record being built.
     fn name_units(&mut self, fx: &mut Effects) {
-        while let Some(id) = self.store.first_ready() {
+        // Nothing waits for blocks that were admitted.
+        let all = self.has_client_space();
+        while let Some(id) = self.store.first_ready(all) {
             if self.store.unit(id).blocks.is_empty() {
-                self.store.take_ready();
+                self.store.take_ready(id);
                 continue;
             }
             let segment = self.store.unit(id).segment;
             if !self.make_bare_room(fx) {
                 return;
             }
-            let Some(block) = self.store.next_block(id) else { return };
+            let Some(block) = self.store.blocks_of(id).pop() else { return };
             let unit = self.unit_at(segment, block.offset);
             let stored = Stored { segment, offset: block.offset, unit, is_new: true };
             let UnitBlock { key, kind, len, crc, expect, .. } = block;

@@ -3,6 +3,7 @@
 use forebay_format::EntryKind;
 
 use crate::contents::{Base, Contents, Segment};
+use crate::key::Key;
 
 impl Contents {
     /// Compares the counts with the index and the bases, and the dirty set with both.
@@ -68,6 +69,12 @@ impl Contents {
         }
         if let Some(error) = self.page_without_use() {
             return Err(error);
+        }
+        let stored = |key: &Key| self.get(*key).is_some_and(|place| self.pages.has(&place));
+        if let Some(key) =
+            self.unnamed.keys().find(|key| !stored(key) || self.dirty.contains(**key))
+        {
+            return Err(format!("{key:?} is not named, and no clean block of the store"));
         }
         if !self.sharers_add_up() {
             return Err(format!("{} sharers are not all there are", self.sharers()));

@@ -29,7 +29,7 @@ use loading::Loading;
 pub use pages::{Pages, UNIT_PAGES_MAX};
 use sharing::Sharing;
 
-use crate::key::{Key, LargeMap};
+use crate::key::{Key, KeyMap, LargeMap};
 use crate::ram::Ram;
 
 /// A version of a block.
@@ -63,6 +63,8 @@ pub struct Contents {
     dirty_in_store: u64,
     /// Blocks that have left the cache, and no entry of the log says so yet.
     unlogged: Vec<Key>,
+    /// Clean blocks of the store that no entry of the log names yet.
+    unnamed: KeyMap<()>,
     /// Dirty blocks by segment and volume; empty if there is only one volume.
     dirty_of: Vec<u32>,
     volumes: usize,
@@ -111,6 +113,7 @@ impl Contents {
             extent_pages: 0,
             dirty_in_store: 0,
             unlogged: Vec::new(),
+            unnamed: KeyMap::default(),
             dirty_of: vec![0; rows * volumes],
             volumes,
             held: vec![0; volumes],
@@ -272,7 +275,7 @@ impl Contents {
         by_client: bool,
         ram: &mut Ram,
     ) {
-        self.settle_block(key);
+        self.note_named(key);
         let was = self.index.insert(key, place);
         self.count_in(key, &place);
         match was {
@@ -309,14 +312,29 @@ impl Contents {
         }
     }
 
-    /// Notes that an entry names a block's place in the store once more, and changes nothing.
+    /// Puts a missed block into the store, at `place`, before an entry of the log names it.
+    pub fn place_unnamed(&mut self, now: Instant, key: Key, place: Place, ram: &mut Ram) {
+        assert!(!place.dirty && self.pages.has(&place), "a missed block of the store");
+        self.place(now, key, place, None, false, ram);
+        self.unnamed.insert(key, ());
+    }
+
+    /// Whether a block of the store is not named by the log yet: nothing may rest on it.
+    pub fn is_unnamed(&self, key: Key) -> bool {
+        !self.unnamed.is_empty() && self.unnamed.contains_key(&key)
+    }
+
+    /// Notes that an entry names a block's place in the store, and changes nothing.
     pub fn note_named(&mut self, key: Key) {
         self.settle_block(key);
+        if !self.unnamed.is_empty() {
+            self.unnamed.remove(&key);
+        }
     }
 
     /// Removes a block from the cache.
     pub fn forget(&mut self, key: Key, ram: &mut Ram) {
-        self.settle_block(key);
+        self.note_named(key);
         if let Some(was) = self.index.remove(key) {
             self.held[usize::from(key.volume().0)] -= 1;
             self.count_out(key, &was);

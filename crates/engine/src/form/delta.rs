@@ -85,6 +85,7 @@ fn usable_base(cx: &mut Context<'_>, key: Key) -> Option<Place> {
     let usable = young
         && room
         && !cx.log.is_named_leaving(key)
+        && !cx.contents.is_unnamed(key)
         && cx.ram.contains(cx.contents.base_in_ram(key))
         && !cx.log.builder().may_change(key);
     usable.then_some(base)

@@ -3,6 +3,7 @@
 use forebay_codec::{crc32c, is_zero};
 use forebay_format::EntryKind;
 
+use crate::api::ContentLocality;
 use crate::contents::Place;
 use crate::form::{Context, Copied, Forms};
 use crate::key::Key;
@@ -39,15 +40,45 @@ impl Forms {
 
     /// Adds the payload of a block that is not all zeros, without an entry.
     fn store_alone(&mut self, cx: &mut Context<'_>, block: &[u8], dirty: bool) -> Form {
+        match self.encode_alone(cx, block, dirty) {
+            Some((kind, len)) => cx.log.builder().pack(kind, &self.encoded[..len]),
+            None => cx.log.builder().push_raw(block, crc32c(block)),
+        }
+    }
+
+    /// Encodes a block by itself into `encoded`; returns kind and length of the form, or `None` if
+    /// none is shorter than the block.
+    fn encode_alone(
+        &mut self,
+        cx: &mut Context<'_>,
+        block: &[u8],
+        dirty: bool,
+    ) -> Option<(EntryKind, usize)> {
         if let Some(len) = self.make_block_dense(cx, block, dirty) {
-            return cx.log.builder().pack(EntryKind::Zstd, &self.encoded[..len]);
+            return Some((EntryKind::Zstd, len));
         }
         let out = &mut self.encoded[..];
         let packed = cx.config.compress.then(|| self.codec.compress(block, out));
-        match packed.flatten() {
-            Some(len) => cx.log.builder().pack(EntryKind::Lz4, &self.encoded[..len]),
-            None => cx.log.builder().push_raw(block, crc32c(block)),
+        packed.flatten().map(|len| (EntryKind::Lz4, len))
+    }
+
+    /// The payload of a block that a miss brought in, as dense as possible now: its form, bytes and
+    /// CRC. `None` if the block belongs into the log: all zeros need no payload, and a block may be
+    /// stored against a similar one only there.
+    pub fn admitted(
+        &mut self,
+        cx: &mut Context<'_>,
+        block: &[u8],
+    ) -> Option<(EntryKind, Vec<u8>, u32)> {
+        if is_zero(block) || cx.config.content == ContentLocality::Similar {
+            return None;
         }
+        let (kind, bytes) = match self.encode_alone(cx, block, false) {
+            Some((kind, len)) => (kind, self.encoded[..len].to_vec()),
+            None => (EntryKind::Raw, block.to_vec()),
+        };
+        let crc = crc32c(&bytes);
+        Some((kind, bytes, crc))
     }
 
     /// The payload of a copy, as dense as possible now: its form, bytes and CRC. `now` is the

@@ -353,6 +353,7 @@ impl Compare {
         self.volumes.retain(|&other| other != volume);
         (self.looked, self.compared) = (0, 0);
         self.keys.clear();
+        cache.store.spoil_volume(volume);
         let state = cache.volume_mut(volume);
         (state.distrusted, state.changed) = (true, true);
         let (next, again, until, purge) = (0, VecDeque::new(), Lsn(0), None);

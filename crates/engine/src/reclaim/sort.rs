@@ -126,7 +126,11 @@ impl Sorting {
     /// entry.
     fn find_named(&mut self, cache: &mut Cache, named: &Named, key: Key, at: (u32, u32)) {
         let is_named = |place: &Place| (place.segment, place.offset) == at;
-        let Some(place) = cache.contents.get(key) else { return };
+        // One that is not named yet may have been there before: the entry tells of that time.
+        let Some(place) = cache.contents.get(key).filter(|_| !cache.contents.is_unnamed(key))
+        else {
+            return;
+        };
         let base = place.kind.is_associate().then(|| cache.contents.base_of_associate(key));
         let list = match () {
             () if is_named(&place) => &mut self.job.to_name,

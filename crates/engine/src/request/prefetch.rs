@@ -58,6 +58,7 @@ impl Requests {
             let key = Key::new(volume, block);
             let cached = cache.contents.get(key).is_some()
                 || cache.ram.contains(key)
+                || cache.store.is_entering(key)
                 || cache.log.builder().admits(key, 1);
             if cached || missing.count == RUN_MAX {
                 self.fetch_missing(cache, op, volume, missing, fx);

@@ -139,6 +139,7 @@ impl Requests {
             self.write(id).locked = locked;
             let free = cache.locks.acquire(key, id);
             self.spoil_fetch(key);
+            cache.store.spoil(key);
             if !free {
                 return;
             }

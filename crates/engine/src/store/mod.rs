@@ -13,6 +13,10 @@
 //! 3. Later entries of the log say that its blocks are elsewhere, or nowhere.
 //! 4. When those are durable, and no read is in flight, the pages are free.
 //!
+//! Missed blocks that come from RAM are in the index after their write already, and step 1's flush
+//! may take its time: after a crash they are not cached. Until the log names them, nothing may rest
+//! on them.
+//!
 //! This room owns steps 1 and 4: units in flight, and where runs are. Which pages are in use is
 //! known to [`crate::contents::Pages`], which every change of the contents updates.
 
@@ -20,11 +24,11 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-use forebay_block::Instant;
+use forebay_block::{Instant, VolumeId};
 use forebay_format::{EntryKind, Lsn, PAGE};
 
 use crate::contents::{Pages, UNIT_PAGES_MAX};
-use crate::key::Key;
+use crate::key::{Key, KeyMap};
 use crate::limits::UNITS_FLUSHED;
 use crate::log::builder::Expect;
 use crate::slab::{Id, Slab};
@@ -42,14 +46,18 @@ const FREE_MAX: u64 = 1024;
 const LONGER_MAX: u32 = 3;
 /// While more than one page in this many is free, what is evicted must lengthen a run enough.
 const SCATTERED: u64 = 16;
-/// Longest time that a unit waits for others to share its flush.
+/// Longest time that a unit that is moved waits for others to share its flush.
 const PATIENCE: Duration = Duration::from_millis(5);
+/// The same for a unit that is admitted.
+const ADMITTED_PATIENCE: Duration = Duration::from_secs(1);
 /// Unused extents that units may still need soon: the device is not told of them.
 const EXTENTS_READY: usize = 2;
 /// Shortest time between two discards of a shard, so that they do not hold up requests.
 const DISCARD_PAUSE: Duration = Duration::from_millis(10);
 /// Units being written, or waiting for their flush or for room in the log.
 const UNITS_MAX: usize = 256;
+/// Those of them that may be admitted: the others are for reclaim.
+const ADMITTED_MAX: usize = UNITS_MAX / 2;
 
 const _: () = assert!(UNIT_BLOCKS as usize <= UNIT_PAGES_MAX, "raw blocks fit a unit");
 
@@ -74,6 +82,9 @@ pub struct Unit {
     /// The pages of the unit, numbered through all extents; each is held once for each block.
     pub pages: Range<u32>,
     pub blocks: Vec<UnitBlock>,
+    /// Whether its blocks were missed, and are nowhere else on the device. Reclaim moves others,
+    /// and waits for them.
+    pub is_admitted: bool,
 }
 
 /// Free pages, and units in flight.
@@ -106,18 +117,24 @@ pub struct Store {
     /// Freed pages, each with the record that must be durable first.
     freeing: VecDeque<(Lsn, u32)>,
     units: Slab<Unit>,
-    /// Number of units whose write is in flight.
+    /// Number of these that are admitted.
+    admitted: usize,
+    /// Blocks of admitted units whose write is in flight.
+    entering: KeyMap<()>,
+    /// Number of units that are moved and whose write is in flight.
     writing: usize,
     /// Units that are written, which a flush that begins now would cover.
     written: Vec<Id>,
-    /// When the first of these was written.
+    /// When the first of these was written; and the first that is moved, if one is.
     written_since: Instant,
+    moved_since: Option<Instant>,
     /// Whether more units are about to be written.
     expects_more: bool,
     /// Units that the flush in flight covers.
     flushing: Vec<Id>,
-    /// Units whose blocks may be named by the log.
+    /// Units whose blocks may be named by the log: those that are moved, and those admitted.
     ready: VecDeque<Id>,
+    ready_admitted: VecDeque<Id>,
     /// Whether room for units of each length was sought since the last start.
     sought: [bool; UNIT_PAGES_MAX],
     /// Pages of units whose eviction waits in the record being built.
@@ -147,12 +164,16 @@ impl Store {
             firsts: [0; UNIT_PAGES_MAX],
             freeing: VecDeque::new(),
             units: Slab::default(),
+            admitted: 0,
+            entering: KeyMap::default(),
             writing: 0,
             written: Vec::new(),
             written_since: Instant::default(),
+            moved_since: None,
             expects_more: false,
             flushing: Vec::new(),
             ready: VecDeque::new(),
+            ready_admitted: VecDeque::new(),
             sought: [false; UNIT_PAGES_MAX],
             leaving: 0,
             lacks: [false; UNIT_PAGES_MAX],
@@ -427,24 +448,58 @@ impl Store {
 
 /// Units in flight.
 impl Store {
-    /// Whether another unit may be written now.
+    /// Whether another unit may be moved now.
     pub fn takes_units(&self) -> bool {
         self.units.len() < UNITS_MAX
     }
 
-    /// Whether a unit is on its way.
-    pub fn is_moving(&self) -> bool {
-        self.units.len() > 0
+    /// Whether another unit may be admitted now.
+    pub fn takes_admitted(&self) -> bool {
+        self.admitted < ADMITTED_MAX && self.takes_units()
     }
 
-    /// Whether a unit is being written or waits for a flush. The others wait for room in the log.
+    /// Whether a unit that is moved is on its way.
+    pub fn is_moving(&self) -> bool {
+        self.units.len() > self.admitted
+    }
+
+    /// Whether such a unit is being written or waits for a flush. The others wait for room in the
+    /// log.
     pub fn waits_for_device(&self) -> bool {
-        self.units.len() > self.ready.len()
+        self.units.len() - self.admitted > self.ready.len()
+    }
+
+    /// Whether a block comes with a unit that is admitted and being written.
+    pub fn is_entering(&self, key: Key) -> bool {
+        !self.entering.is_empty() && self.entering.contains_key(&key)
+    }
+
+    /// Notes that a block is about to change: as it is being written, it must not enter.
+    pub fn spoil(&mut self, key: Key) {
+        if !self.entering.is_empty() {
+            self.entering.remove(&key);
+        }
+    }
+
+    /// Notes the same of all blocks of a volume.
+    pub fn spoil_volume(&mut self, volume: VolumeId) {
+        self.entering.retain(|key, ()| key.volume() != volume);
+    }
+
+    /// Ends the entering of a block; returns whether it still may be put into the index.
+    pub fn end_entering(&mut self, key: Key) -> bool {
+        self.entering.remove(&key).is_some()
     }
 
     /// Notes that a unit is being written.
     pub fn begin(&mut self, unit: Unit) -> Id {
-        self.writing += 1;
+        match unit.is_admitted {
+            true => {
+                self.admitted += 1;
+                self.entering.extend(unit.blocks.iter().map(|block| (block.key, ())));
+            }
+            false => self.writing += 1,
+        }
         self.units.insert(unit)
     }
 
@@ -453,20 +508,35 @@ impl Store {
         self.units.get(id)
     }
 
+    /// The blocks of a unit that are not named yet.
+    pub fn blocks_of(&mut self, id: Id) -> &mut Vec<UnitBlock> {
+        &mut self.units.get_mut(id).blocks
+    }
+
     /// Notes that a unit has been written.
     pub fn end_write(&mut self, now: Instant, id: Id, is_durable: bool) {
-        self.writing -= 1;
+        let is_admitted = self.unit(id).is_admitted;
+        self.writing -= usize::from(!is_admitted);
         if is_durable {
-            self.ready.push_back(id);
-        } else {
-            if self.written.is_empty() {
-                self.written_since = now;
-            }
-            self.written.push(id);
+            return self.note_ready(id);
+        }
+        if self.written.is_empty() {
+            self.written_since = now;
+        }
+        if !is_admitted {
+            self.moved_since.get_or_insert(now);
+        }
+        self.written.push(id);
+    }
+
+    fn note_ready(&mut self, id: Id) {
+        match self.unit(id).is_admitted {
+            true => self.ready_admitted.push_back(id),
+            false => self.ready.push_back(id),
         }
     }
 
-    /// Notes whether more units are about to be written.
+    /// Notes whether more units are about to be moved.
     pub fn expect_more(&mut self, on: bool) {
         self.expects_more = on;
     }
@@ -475,41 +545,59 @@ impl Store {
     /// as well.
     pub fn wants_flush(&self, now: Instant) -> bool {
         let more = self.writing > 0 || self.expects_more;
-        let few = self.written.len() < UNITS_FLUSHED;
-        let patient = few && now.since(self.written_since) < PATIENCE;
-        !(self.written.is_empty() || more && patient)
+        let many = self.written.len() >= UNITS_FLUSHED;
+        let is_over = match self.moved_since {
+            Some(since) => !more || now.since(since) >= PATIENCE,
+            None => self.flush_at().is_some_and(|at| at <= now),
+        };
+        many || is_over
+    }
+
+    /// When units that are admitted need a flush, if none that is moved does before.
+    pub fn flush_at(&self) -> Option<Instant> {
+        let waits = !self.written.is_empty() && self.moved_since.is_none();
+        waits.then(|| self.written_since + ADMITTED_PATIENCE)
     }
 
     /// Notes that a flush begins.
     pub fn begin_flush(&mut self) {
         self.flushing.append(&mut self.written);
+        self.moved_since = None;
     }
 
     /// Notes that the flush has succeeded.
     pub fn end_flush(&mut self) {
-        self.ready.extend(self.flushing.drain(..));
+        for id in std::mem::take(&mut self.flushing) {
+            self.note_ready(id);
+        }
     }
 
-    /// The first unit whose blocks may be named by the log.
-    pub fn first_ready(&self) -> Option<Id> {
-        self.ready.front().copied()
+    /// The first unit whose blocks may be named by the log; admitted ones only if `all`.
+    pub fn first_ready(&self, all: bool) -> Option<Id> {
+        let admitted = self.ready_admitted.front().filter(|_| all);
+        self.ready.front().or(admitted).copied()
     }
 
-    /// Takes the next block of a unit.
-    pub fn next_block(&mut self, id: Id) -> Option<UnitBlock> {
-        self.units.get_mut(id).blocks.pop()
-    }
-
-    /// Takes the first of these units.
-    pub fn take_ready(&mut self) -> Option<Unit> {
-        self.ready.pop_front().map(|id| self.units.remove(id))
+    /// Takes a unit that [`Store::first_ready`] has returned.
+    pub fn take_ready(&mut self, id: Id) -> Unit {
+        let unit = self.units.remove(id);
+        match unit.is_admitted {
+            true => {
+                self.admitted -= 1;
+                self.ready_admitted.pop_front();
+            }
+            false => _ = self.ready.pop_front(),
+        }
+        unit
     }
 
     /// Forgets the units in flight: the device failed.
     pub fn give_up(&mut self) {
         self.units = Slab::default();
-        self.writing = 0;
-        (self.written, self.flushing, self.ready) = Default::default();
+        (self.admitted, self.writing, self.moved_since) = (0, 0, None);
+        self.entering.clear();
+        (self.written, self.flushing) = Default::default();
+        (self.ready, self.ready_admitted) = Default::default();
     }
 }
 

@@ -1,9 +1,9 @@
 //! A journal for writes and a store of slots, simulated over a trace.
 //!
 //! A write of a client goes into the journal, in a share of the cache device. A read that misses
-//! goes into RAM, and into the journal when it leaves RAM. When the oldest segment of the journal
-//! is freed, the blocks whose newest version it holds are offered to the store: every block counts
-//! as destaged by then. If the store is full, a random sample of its units is compared with what
+//! goes into RAM, and into the store when it leaves RAM; every fourth group of blocks goes into the
+//! journal instead. When the oldest segment of the journal is freed, the blocks whose newest version
+//! it holds are offered to the store: every block counts as destaged by then. If the store is full, a random sample of its units is compared with what
 //! asks to enter it, or the journal from RAM, and the least valued goes. Each block in the store
 //! has an entry in the journal, which is logged again once in a lap. RAM holds missed blocks,
 //! written ones, and some that were read from the device, as the engine's does; nothing in it is
@@ -24,6 +24,8 @@ use crate::request::TraceRequest;
 const ENTRY_BYTES: u64 = 49;
 /// Units compared with the one that asks to enter.
 const SAMPLE: usize = 24;
+/// Of this many groups of missed blocks, one goes through the journal.
+const THROUGH_JOURNAL_ONE_IN: u64 = 4;
 const PAGE: u64 = BLOCK_SIZE as u64;
 
 /// Where the newest version of a block is in the journal.
@@ -101,6 +103,8 @@ pub struct StoreSimulator {
     outcome: Outcome,
     compress: f64,
     device_blocks: u64,
+    /// Groups of missed blocks that left RAM so far.
+    left_ram: u64,
     random: u64,
 }
 
@@ -131,6 +135,7 @@ impl StoreSimulator {
             outcome: Outcome::default(),
             compress: config.compress,
             device_blocks,
+            left_ram: 0,
             random: 0x9e37_79b9_7f4a_7c15,
         }
     }
@@ -187,9 +192,15 @@ impl StoreSimulator {
         }
     }
 
-    /// Puts blocks of one group, which are nowhere else now, into the journal, unless the store
-    /// would have no room for them.
+    /// Puts blocks of one group, which are nowhere else now, into the store, or into the journal
+    /// unless the store would have no room for them.
     fn admit(&mut self, keys: &[u64]) {
+        self.left_ram += 1;
+        if !self.left_ram.is_multiple_of(THROUGH_JOURNAL_ONE_IN) {
+            let pages = self.offer(keys);
+            self.outcome.admitted_bytes += pages * PAGE;
+            return;
+        }
         let unit = self.unit(keys);
         if !self.store.has_room(unit.pages) && self.victim(unit).is_none() {
             self.leave(keys.iter().copied());

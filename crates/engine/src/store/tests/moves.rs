@@ -14,6 +14,8 @@ use crate::testing::rooms::{BLOCK, Rooms, content, key};
 use crate::testing::{Devices, SEGMENT, VOLUME, config};
 use crate::ticket::Ticket;
 
+mod admitted;
+
 /// Segments of the log, and extents of the store.
 const LOG: u64 = 8;
 const EXTENTS: u64 = 2;
