@@ -1,6 +1,6 @@
-//! Admission from RAM: a miss brings blocks into RAM first. They enter the store when their place in
-//! RAM is needed, if they are worth it by then ([`forebay_policy::Window`]). Some enter the log, and
-//! all do in a cache without a store.
+//! Admission from RAM: a miss brings blocks into RAM first. They enter the store when their place
+//! in RAM is needed, if they are worth it by then ([`forebay_policy::Window`]). Some enter the log,
+//! and all do in a cache without a store.
 //!
 //! While RAM has room, nothing would ever leave it. So that a crash or restart loses no more than
 //! the misses of the last minute, every place in RAM is also visited periodically.

@@ -2,12 +2,13 @@
 //!
 //! A write of a client goes into the journal, in a share of the cache device. A read that misses
 //! goes into RAM, and into the store when it leaves RAM; every fourth group of blocks goes into the
-//! journal instead. When the oldest segment of the journal is freed, the blocks whose newest version
-//! it holds are offered to the store: every block counts as destaged by then. If the store is full, a random sample of its units is compared with what
-//! asks to enter it, or the journal from RAM, and the least valued goes. Each block in the store
-//! has an entry in the journal, which is logged again once in a lap. RAM holds missed blocks,
-//! written ones, and some that were read from the device, as the engine's does; nothing in it is
-//! compressed, and no base of a delta is kept there.
+//! journal instead. When the oldest segment of the journal is freed, the blocks whose newest
+//! version it holds are offered to the store: every block counts as destaged by then. If the store
+//! is full, a random sample of its units is compared with what asks to enter it, or the journal
+//! from RAM, and the least valued goes. Each block in the store has an entry in the journal, which
+//! is logged again once in a lap. RAM holds missed blocks, written ones, and some that were read
+//! from the device, as the engine's does; nothing in it is compressed, and no base of a delta is
+//! kept there.
 
 use forebay_block::{BLOCK_SIZE, BlockRange};
 use forebay_policy::{
