@@ -102,17 +102,20 @@ impl Cache {
         for key in run.map(Key).filter(|&key| self.is_alone(key.0)) {
             blocks.extend(self.ram.peek(key, |bytes| (key, bytes.to_vec())));
         }
-        let Some(&(first, _)) = blocks.first() else { return };
-        if self.skips_log() && self.may_admit(first.volume()) && self.admit_to_store(&blocks, fx) {
-            return self.note_admitted(first.volume(), blocks.len() as u64);
+        let blocks: Vec<_> = blocks.iter().map(|(key, block)| (*key, &block[..])).collect();
+        self.admit_group(&blocks, fx);
+    }
+
+    /// Puts neighboring blocks that were read from the primary, and are not on the device, into the
+    /// store or, if it does not take them, into the log. Returns the number of those that are on
+    /// their way.
+    pub(crate) fn admit_group(&mut self, blocks: &[(Key, &[u8])], fx: &mut Effects) -> u64 {
+        let Some(&(first, _)) = blocks.first() else { return 0 };
+        if self.skips_log() && self.may_admit(first.volume()) && self.admit_to_store(blocks, fx) {
+            self.note_admitted(first.volume(), blocks.len() as u64);
+            return blocks.len() as u64;
         }
-        for (key, block) in &blocks {
-            // Closing a record for one of these blocks may let a write proceed that evicts another
-            // one from RAM, or changes it.
-            if self.ram.contains(*key) && self.is_alone(key.0) {
-                self.admit(*key, block, fx);
-            }
-        }
+        blocks.iter().map(|(key, block)| u64::from(self.admit(*key, block, fx))).sum()
     }
 
     /// Whether the next missed blocks go past the log. A few go into it, so that its room is used
@@ -199,7 +202,7 @@ impl Cache {
 
     /// Whether a block is in RAM, if it is in the cache, and not on its way to the device, and no
     /// operation is changing it.
-    fn is_alone(&self, key: u64) -> bool {
+    pub(crate) fn is_alone(&self, key: u64) -> bool {
         is_alone(self.contents.index(), &self.locks, &self.store, key)
     }
 }

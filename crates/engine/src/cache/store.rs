@@ -54,15 +54,15 @@ impl Cache {
     /// Writes neighboring blocks that were missed into the store, as one unit. Returns false if
     /// there is no room now, or if they belong into the log. `blocks` are not empty, and not on the
     /// device.
-    pub(crate) fn admit_to_store(&mut self, blocks: &[(Key, Vec<u8>)], fx: &mut Effects) -> bool {
+    pub(crate) fn admit_to_store(&mut self, blocks: &[(Key, &[u8])], fx: &mut Effects) -> bool {
         if !self.makes_room() || !self.store.takes_admitted() || self.contents.is_loading() {
             return false;
         }
         let mut payloads = Vec::with_capacity(blocks.len());
-        for (key, block) in blocks {
+        for &(key, block) in blocks {
             let (forms, mut cx) = self.forms();
             let Some((kind, bytes, crc)) = forms.admitted(&mut cx, block) else { return false };
-            payloads.push(Coming { key: *key, kind, bytes, crc, expect: Expect::Absent });
+            payloads.push(Coming { key, kind, bytes, crc, expect: Expect::Absent });
         }
         let last = self.policy.touched(Touch::Read);
         self.write_unit(payloads, Some(last), true, fx)
@@ -159,7 +159,7 @@ impl Cache {
         let mut blocks = std::mem::take(self.store.blocks_of(id));
         blocks.retain_mut(|block| {
             let UnitBlock { key, kind, offset, len, crc, .. } = *block;
-            let enters = self.store.end_entering(key)
+            let enters = self.store.end_entering(key, id)
                 && self.contents.get(key).is_none()
                 && !self.contents.index().is_full();
             if enters {

@@ -21,6 +21,7 @@ use crate::key::Key;
 use crate::limits::BLOCKS_AROUND_MAX;
 use crate::request::Requests;
 use crate::slab::Id;
+use crate::store::UNIT_BLOCKS;
 use crate::ticket::Ticket;
 
 /// Whether missed blocks enter the cache.
@@ -224,7 +225,7 @@ impl Requests {
         }
     }
 
-    /// Puts prefetched blocks into the log.
+    /// Puts prefetched blocks into the store or the log.
     ///
     /// # Errors
     /// `NoSpace` if some of them have no room now, or may not enter.
@@ -235,20 +236,32 @@ impl Requests {
         fx: &mut Effects,
     ) -> Result<(), IoError> {
         let may_enter = cache.may_prefetch(fetch.volume);
-        let mut result = Ok(());
+        let (mut blocks, mut entered) = (Vec::new(), 0);
         for (i, block) in fetch.blocks.iter().enumerate() {
             let key = Key::new(fetch.volume, block);
-            if fetch.stale[i] || cache.contents.get(key).is_some() {
-                continue;
-            }
-            let bytes = &buf[i * BLOCK_SIZE..(i + 1) * BLOCK_SIZE];
-            if may_enter && cache.admit(key, bytes, fx) {
-                cache.stats_of(fetch.volume).prefetched_blocks += 1;
-            } else {
-                result = Err(ErrorKind::NoSpace.into());
+            if !fetch.stale[i] && cache.contents.get(key).is_none() {
+                blocks.push((key, &buf[i * BLOCK_SIZE..(i + 1) * BLOCK_SIZE]));
             }
         }
-        result
+        if may_enter {
+            entered = Self::admit(cache, &blocks, fx);
+        }
+        cache.stats_of(fetch.volume).prefetched_blocks += entered;
+        let all = entered == blocks.len() as u64;
+        if all { Ok(()) } else { Err(ErrorKind::NoSpace.into()) }
+    }
+
+    /// Puts blocks that were read from the primary, in ascending order, into the store or the log.
+    /// Returns the number of those that are on their way.
+    fn admit(cache: &mut Cache, blocks: &[(Key, &[u8])], fx: &mut Effects) -> u64 {
+        let (mut rest, mut entered) = (blocks, 0);
+        while let Some(&(first, _)) = rest.first() {
+            let near = rest.iter().take_while(|(key, _)| key.0 - first.0 < UNIT_BLOCKS).count();
+            let group;
+            (group, rest) = rest.split_at(near);
+            entered += cache.admit_group(group, fx);
+        }
+        entered
     }
 
     /// Whether missed blocks may turn out to be cached when all of the log is loaded.
@@ -273,8 +286,8 @@ impl Requests {
         }
     }
 
-    /// Puts the requested blocks into RAM, and all blocks into the log unless admission waits for
-    /// RAM to evict them. Skips blocks that a write has changed since.
+    /// Puts the requested blocks into RAM, and all blocks into the store or the log unless
+    /// admission waits for RAM to evict them. Skips blocks that a write has changed since.
     fn take_in(cache: &mut Cache, fetch: &Fetch, buf: &IoBuf, fx: &mut Effects) {
         let first = Key::new(fetch.volume, fetch.blocks.first).0;
         let waits = cache.policy.chooses() && cache.ram.frames() > 0;
@@ -284,6 +297,7 @@ impl Requests {
         };
         let enters = !waits && refusal.is_none();
         let standing = if enters { Standing::Doubled } else { Standing::Alone };
+        let mut entering = Vec::new();
         for (i, block) in fetch.blocks.iter().enumerate() {
             let key = Key::new(fetch.volume, block);
             if fetch.stale[i] {
@@ -305,9 +319,12 @@ impl Requests {
             } else if let Some(why) = refusal {
                 cache.note_unadmitted(fetch.volume, why, 1);
             } else {
-                cache.admit(key, bytes, fx);
+                entering.push((key, bytes));
             }
         }
+        // Some may have lost their place in RAM to the others.
+        entering.retain(|(key, _)| cache.is_alone(key.0));
+        Self::admit(cache, &entering, fx);
     }
 }
 

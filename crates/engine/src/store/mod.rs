@@ -119,8 +119,8 @@ pub struct Store {
     units: Slab<Unit>,
     /// Number of these that are admitted.
     admitted: usize,
-    /// Blocks of admitted units whose write is in flight.
-    entering: KeyMap<()>,
+    /// Blocks of admitted units whose write is in flight, each with the newest such unit.
+    entering: KeyMap<Id>,
     /// Number of units that are moved and whose write is in flight.
     writing: usize,
     /// Units that are written, which a flush that begins now would cover.
@@ -483,24 +483,30 @@ impl Store {
 
     /// Notes the same of all blocks of a volume.
     pub fn spoil_volume(&mut self, volume: VolumeId) {
-        self.entering.retain(|key, ()| key.volume() != volume);
+        self.entering.retain(|key, _| key.volume() != volume);
     }
 
-    /// Ends the entering of a block; returns whether it still may be put into the index.
-    pub fn end_entering(&mut self, key: Key) -> bool {
-        self.entering.remove(&key).is_some()
+    /// Ends the entering of a block with a unit; returns whether it still may be put into the
+    /// index.
+    pub fn end_entering(&mut self, key: Key, unit: Id) -> bool {
+        let enters = self.entering.get(&key) == Some(&unit);
+        if enters {
+            self.entering.remove(&key);
+        }
+        enters
     }
 
     /// Notes that a unit is being written.
     pub fn begin(&mut self, unit: Unit) -> Id {
-        match unit.is_admitted {
-            true => {
-                self.admitted += 1;
-                self.entering.extend(unit.blocks.iter().map(|block| (block.key, ())));
-            }
-            false => self.writing += 1,
+        let is_admitted = unit.is_admitted;
+        let id = self.units.insert(unit);
+        if is_admitted {
+            self.admitted += 1;
+            self.entering.extend(self.units.get(id).blocks.iter().map(|block| (block.key, id)));
+        } else {
+            self.writing += 1;
         }
-        self.units.insert(unit)
+        id
     }
 
     /// The unit with an ID.

@@ -15,8 +15,10 @@ impl Rooms {
     /// Begins to write missed blocks into the store; returns the write.
     fn admits(&mut self, blocks: &[u64]) -> (Target, Io) {
         let Self { cache, fx, .. } = self;
-        let blocks: Vec<_> = blocks.iter().map(|&block| (key(block), content(block))).collect();
-        assert!(cache.admit_to_store(&blocks, fx), "there is room");
+        let contents: Vec<_> = blocks.iter().map(|&block| content(block)).collect();
+        let blocks =
+            blocks.iter().map(|&block| key(block)).zip(contents.iter().map(|all| &all[..]));
+        assert!(cache.admit_to_store(&blocks.collect::<Vec<_>>(), fx), "there is room");
         self.only()
     }
 
@@ -86,6 +88,21 @@ fn a_block_that_changes_while_it_is_written_does_not_enter() {
     rooms.unit_done(unit);
     assert!(!rooms.has(8));
     assert_eq!(rooms.contents.check(), Ok(()));
+}
+
+#[test]
+fn a_block_enters_with_the_last_unit_that_brings_it() {
+    let mut rooms = rooms();
+    let old = rooms.admits(&[4]);
+    // A write of 4 began, ended, and was destaged; then 4 was missed again.
+    rooms.store.spoil(key(4));
+    let new = rooms.admits(&[4]);
+    rooms.unit_done(old);
+    assert!(!rooms.has(4));
+    let offset = new.1.range.offset;
+    rooms.unit_done(new);
+    let Place { segment, offset: at, .. } = rooms.place(4);
+    assert_eq!(rooms.segment_offset(segment as usize) + u64::from(at), offset);
 }
 
 #[test]
@@ -168,7 +185,7 @@ fn reclaim_always_has_units_left() {
     }
     assert!(admitted > 100 && rooms.store.takes_units());
     let Rooms { cache, fx, .. } = &mut rooms;
-    assert!(!cache.admit_to_store(&[(key(3000), content(3000))], fx));
+    assert!(!cache.admit_to_store(&[(key(3000), &content(3000))], fx));
     rooms.dirty([400]);
     rooms.ready(&[400]);
     rooms.pump();
@@ -229,7 +246,7 @@ fn missed_blocks_go_past_the_log_except_for_a_few() {
     assert_eq!(rooms.counters().admitted_blocks, 8);
     // Zeros have no payload, so the log has them.
     let Rooms { cache, fx, .. } = &mut rooms;
-    assert!(!cache.admit_to_store(&[(key(900), vec![0; BLOCK_SIZE])], fx));
+    assert!(!cache.admit_to_store(&[(key(900), &[0; BLOCK_SIZE])], fx));
     // What is locked, or on its way, is not admitted again.
     for block in [1000, 1008] {
         rooms.ram.put(key(block), &content(block), Standing::Alone);
