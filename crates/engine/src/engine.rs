@@ -528,7 +528,10 @@ impl Engine {
         if makes_room && let Some(at) = self.cache.next_excess() {
             deadline = deadline.min(at);
         }
-        if makes_room && let Some(at) = self.cache.store.flush_at() {
+        if makes_room
+            && !self.cache.log.is_flushing()
+            && let Some(at) = self.cache.store.flush_at()
+        {
             deadline = deadline.min(at);
         }
         if makes_room && let Some(at) = self.cache.next_discard() {

@@ -357,20 +357,20 @@ statistics! {
         Counter Blocks ram_compression_refusals;
     }
     "admission" {
-        /// Blocks that entered the log after a miss.
+        /// Blocks that entered the cache device after a miss.
         ///
-        /// At once until the log has been full, later when they leave the RAM tier.
+        /// At once until it has been full, later when they leave the RAM tier.
         Counter Blocks admitted_blocks of volume;
         /// Neighbors of missed blocks, read from a primary in the same request.
         ///
         /// Only from a slow primary, and until the cache has been full. Also in
         /// `admitted_blocks`, not in `primary_read_blocks`.
         Counter Blocks read_around_blocks of volume;
-        /// Blocks that a prefetch brought into the log.
+        /// Blocks that a prefetch brought into the cache device.
         ///
         /// Also in `admitted_blocks` and `primary_read_blocks`.
         Counter Blocks prefetched_blocks of volume;
-        /// Blocks that did not enter the log after a miss.
+        /// Blocks that did not enter the cache device after a miss.
         Counter Blocks unadmitted_blocks of volume;
         /// The same by reason.
         ///
@@ -443,7 +443,9 @@ statistics! {
     "store" {
         /// Bytes written to the store.
         Counter Bytes store_bytes;
-        /// Blocks moved from the log to the store.
+        /// Blocks written to the store.
+        ///
+        /// Moved from the log, and most of those in `admitted_blocks`.
         Counter Blocks stored_blocks;
         /// Bytes of the store in use, including what is not needed any more.
         Level Bytes store_used_bytes;

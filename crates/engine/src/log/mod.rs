@@ -459,6 +459,11 @@ impl Log {
         writes
     }
 
+    /// Whether a flush is in flight.
+    pub fn is_flushing(&self) -> bool {
+        self.flushing.is_some()
+    }
+
     /// Begins a flush of everything written so far, if none is in flight; returns true if it must
     /// be sent.
     pub fn begin_flush(&mut self) -> bool {

@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         }
         let stats = harness.stats();
         println!(
-            "{name}: {} blocks cached, {} moved to the store, {} evicted, {} segments reclaimed",
+            "{name}: {} blocks cached, {} written to the store, {} evicted, {} segments reclaimed",
             stats.cached_blocks,
             stats.stored_blocks,
             stats.evicted_blocks,
