@@ -458,15 +458,17 @@ fn named() -> Bed {
     bed
 }
 
+/// Decides about the blocks of the oldest segment.
+fn sort(bed: &mut Bed) {
+    let footer = bed.read();
+    bed.end(footer, Ok(()));
+    while bed.reclaim.is_sorting() {
+        bed.pump();
+    }
+}
+
 #[test]
 fn to_start_over_names_no_block_of_the_store_twice() {
-    let sort = |bed: &mut Bed| {
-        let footer = bed.read();
-        bed.end(footer, Ok(()));
-        while bed.reclaim.is_sorting() {
-            bed.pump();
-        }
-    };
     let mut bed = named();
     sort(&mut bed);
     let mut copies = bed.copies();
@@ -479,6 +481,18 @@ fn to_start_over_names_no_block_of_the_store_twice() {
     sort(&mut bed);
     assert_eq!(bed.copies(), [], "the record before names them");
     assert!(bed.rooms.log.is_named_leaving(key(4)), "nothing new may rest on the old entry");
+}
+
+#[test]
+fn an_old_entry_names_no_block_that_came_to_its_place_again() {
+    let mut bed = named();
+    let place = bed.rooms.contents.get(key(4)).expect("it is cached");
+    bed.rooms.forget(4);
+    let Rooms { cache, .. } = &mut bed.rooms;
+    cache.contents.place_unnamed(cache.now, key(4), place, &mut cache.ram);
+    sort(&mut bed);
+    assert_eq!(bed.copies(), [(5, RAW, false)], "no flush has covered the other");
+    assert!(bed.is_cached(4));
 }
 
 /// Found by the operator on a busy machine, 2026-11-25: the log waited for room for good.
