@@ -32,7 +32,6 @@ use crate::api::{
     DetachedStripe, Effects, Health, Reply, Request, Setting, ShardConfig, State, Target, Trust,
 };
 use crate::cache::Cache;
-use crate::cache::admission::ROUND_TICK;
 use crate::destage::Destaging;
 use crate::key::Key;
 use crate::life::Life;
@@ -553,8 +552,8 @@ impl Engine {
         if self.cache.volumes.iter().flatten().any(|v| !v.written.is_empty()) {
             deadline = deadline.min(self.cache.now + DESTAGE_TICK);
         }
-        if *self.cache.state() == State::Serving && self.cache.ram.has_alone() {
-            deadline = deadline.min(self.cache.now + ROUND_TICK);
+        if let Some(at) = self.cache.next_visit() {
+            deadline = deadline.min(at);
         }
         fx.deadline = (deadline != Instant::NEVER).then_some(deadline);
     }

@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use forebay_block::VolumeId;
+use forebay_block::{Instant, VolumeId};
 use forebay_policy::{Touch, Window};
 
 use crate::api::{Effects, Health, Refusal};
@@ -22,12 +22,15 @@ use crate::store::{Store, UNIT_BLOCKS};
 
 /// Time in which every place of the RAM tier is visited, while there may be blocks to admit.
 const ROUND: Duration = Duration::from_secs(60);
-/// Limit on the places visited in one turn of the event loop.
+/// Limits on the places visited in one turn of the event loop, and on the groups of blocks that are
+/// weighed: to weigh and to encode one takes up to a tenth of a millisecond.
 const PLACES_MAX: u64 = 1024;
+const WEIGHED_MAX: u32 = 16;
 /// Of this many groups of missed blocks, one goes through the log.
 const THROUGH_LOG_ONE_IN: u64 = 4;
-/// Interval between visits when nothing else happens.
-pub const ROUND_TICK: Duration = Duration::from_millis(100);
+/// Intervals between visits when nothing else happens: usually, and when the round is late.
+const ROUND_TICK: Duration = Duration::from_millis(100);
+const LATE_TICK: Duration = Duration::from_millis(1);
 
 impl Cache {
     /// Makes room in RAM for a block. The blocks that lose their place enter the log if they are
@@ -55,17 +58,21 @@ impl Cache {
         if self.contents.is_loading() {
             return;
         }
-        let Some(Round { since, place: from }) = self.ram.alone().round(self.now) else { return };
+        let Some(Round { since, place: from, .. }) = self.ram.alone().round(self.now) else {
+            return;
+        };
         let frames = self.ram.frames() as u64;
         let so_far = self.now.since(since).as_millis() * u128::from(frames) / ROUND.as_millis();
-        let due = u64::try_from(so_far).unwrap_or(frames).min(frames).min(from + PLACES_MAX);
-        let (mut place, mut weighed) = (from, 0..0);
-        while place < due && !self.form.background().turn_is_over() {
+        let due = u64::try_from(so_far).unwrap_or(frames).min(frames);
+        let end = due.min(from + PLACES_MAX);
+        let (mut place, mut weighed, mut groups) = (from, 0..0, 0);
+        while place < end && groups < WEIGHED_MAX && !self.form.background().turn_is_over() {
             let recent = self.ram.recent();
             let alone = |key: u64| self.is_alone(key);
             let at = u32::try_from(place).expect("places have 32 bits");
             if let Some(key) = recent.at(at).filter(|&key| !weighed.contains(&key) && alone(key)) {
                 weighed = Window::around(recent, key, at, alone);
+                groups += 1;
                 // What is refused stays in RAM, and may be admitted later.
                 if self.weigh(weighed.clone(), fx).is_ok() {
                     let index = self.contents.index();
@@ -79,8 +86,14 @@ impl Cache {
             }
             place += 1;
         }
-        let round = (place < frames).then_some(Round { since, place });
-        self.ram.alone().set_round(round);
+        let round = Round { since, place, is_late: place < due };
+        self.ram.alone().set_round((place < frames).then_some(round));
+    }
+
+    /// When places of the RAM tier must be visited again, if there are blocks to admit.
+    pub(crate) fn next_visit(&self) -> Option<Instant> {
+        let tick = if self.ram.is_round_late() { LATE_TICK } else { ROUND_TICK };
+        (self.is_serving() && self.ram.has_alone()).then(|| self.now + tick)
     }
 
     /// Puts blocks that are only in RAM into the store, or into the log, if they may enter.

@@ -16,6 +16,8 @@ pub struct Alone {
 pub struct Round {
     pub since: Instant,
     pub place: u64,
+    /// Whether it should have come further by now.
+    pub is_late: bool,
 }
 
 impl Alone {
@@ -29,10 +31,15 @@ impl Alone {
         self.waiting || self.round.is_some()
     }
 
+    /// Whether the current round should have come further by now.
+    pub fn is_late(&self) -> bool {
+        self.round.is_some_and(|round| round.is_late)
+    }
+
     /// The current round; begins one at `now` if a block has come in since the last.
     pub fn round(&mut self, now: Instant) -> Option<Round> {
         if self.round.is_none() && std::mem::take(&mut self.waiting) {
-            self.round = Some(Round { since: now, place: 0 });
+            self.round = Some(Round { since: now, place: 0, is_late: false });
         }
         self.round
     }

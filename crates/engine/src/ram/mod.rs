@@ -81,6 +81,11 @@ impl Ram {
         self.alone.is_due()
     }
 
+    /// Whether the current round should have come further by now.
+    pub fn is_round_late(&self) -> bool {
+        self.alone.is_late()
+    }
+
     /// Room for `bytes / 4096` blocks, or for more with `compress`.
     pub fn new(bytes: u64, compress: bool) -> Self {
         let frames = usize::try_from(bytes).expect("the RAM tier fits memory") / BLOCK_SIZE;

@@ -224,6 +224,29 @@ fn an_older_version_that_left_without_an_entry_still_gets_one() {
 }
 
 #[test]
+fn a_round_weighs_few_blocks_in_a_turn_and_goes_on_soon() {
+    let mut rooms = rooms_with(16, false);
+    let blocks: Vec<u64> = (0..40).map(|n| n * 8).collect();
+    for &block in &blocks {
+        rooms.ram.put(key(block), &content(block), Standing::Alone);
+    }
+    rooms.ram.alone().note();
+    let Rooms { cache, fx, .. } = &mut rooms;
+    cache.pump_alone(fx);
+    assert_eq!(cache.next_visit(), Some(cache.now + Duration::from_millis(100)), "it begins");
+    rooms.cache.now = rooms.now + Duration::from_secs(60);
+    let mut turns = Vec::new();
+    while rooms.ram.has_alone() {
+        let before = rooms.counters().admitted_blocks;
+        let Rooms { cache, fx, .. } = &mut rooms;
+        cache.pump_alone(fx);
+        let soon = cache.next_visit() == Some(cache.now + Duration::from_millis(1));
+        turns.push((rooms.counters().admitted_blocks - before, soon));
+    }
+    assert_eq!(turns, [(16, true), (16, true), (8, false)]);
+}
+
+#[test]
 fn missed_blocks_go_past_the_log_except_for_a_few() {
     let mut rooms = rooms_by(Eviction::Fifo, EXTENTS, false);
     let mut ways = Vec::new();
