@@ -87,6 +87,51 @@ fn a_server_that_is_stopped_delays_the_start_of_no_other_volume() {
     server.stop(&["--drain"]);
 }
 
+/// The SAN: a disk in a file. Its reads take as long as given.
+fn start_san_with(place: &Place, delay: &[&str]) -> Nbdkit {
+    let disk = place.text("a.img");
+    let plugin = [&["--filter=delay", "file", &disk][..], delay].concat();
+    Nbdkit::start(&place.path("san.sock"), &plugin)
+}
+
+/// Regression: a server that greets clients, and then answers none of their reads, let a start wait
+/// for a minute, and refused it then for all volumes.
+#[test]
+fn a_server_that_answers_no_read_delays_the_start_of_no_other_volume() {
+    if !have(&["nbdkit"]) {
+        return;
+    }
+    let place = Place::new();
+    place.make("a.img", 16 * MIB);
+    let san = start_san_with(&place, &[]);
+    let arguments = serve(&place, "30s");
+    let server = place.start(&arguments);
+    let (mine, others) = (noise(1, 64 << 10), noise(2, 64 << 10));
+    connect(&place, "a").write(MIB, &mine, true).expect("it is written");
+    connect(&place, "b").write(MIB, &others, true).expect("it is written");
+    server.stop(&[]);
+
+    drop(san);
+    let san = start_san_with(&place, &["rdelay=3600"]);
+    let before = Instant::now();
+    let server = place.start(&arguments);
+    let took = before.elapsed();
+    assert!(took < Duration::from_secs(6), "{took:?}");
+    check(&mut connect(&place, "b"), &others);
+    let mut silent = connect(&place, "a");
+    check(&mut silent, &mine);
+    silent.read(8 * MIB, &mut [0; 4096]).expect_err("only the primary has it");
+    assert_eq!(server.status()["volumes"][0]["primary_health"]["state"], "away");
+
+    drop(san);
+    let _san = start_san_with(&place, &[]);
+    server.log("volume a: its primary is back");
+    until("it is used", || silent.read(8 * MIB, &mut [0; 4096]).is_ok());
+    server.stop(&["--drain"]);
+    let written = fs::read(place.path("a.img")).expect("it is a file");
+    assert!(written[MIB as usize..][..mine.len()] == mine);
+}
+
 /// Regression: the server was killed after twenty seconds, as its shards waited for the primary,
 /// and the connections of all clients broke.
 #[test]

@@ -15,8 +15,6 @@ use forebay_block::{
 };
 use forebay_device::{BlockDevice, Clock, Ring};
 
-/// How long a device may take to answer.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest single discard, in bytes.
 const DISCARD_PIECE: u64 = 16 << 30;
 /// Most requests in flight.
@@ -37,18 +35,30 @@ pub struct Blocking {
     ring: Rc<Ring>,
     clock: Clock,
     queue: Box<dyn IoQueue>,
+    patience: Duration,
     done: Vec<Completion>,
 }
 
 impl Blocking {
+    /// How long a device may take to answer, unless a caller has less time.
+    pub const PATIENCE: Duration = Duration::from_secs(60);
+
     /// Opens a queue.
     ///
     /// # Errors
     /// If no ring can be created, or the device refuses.
     pub fn open(device: &dyn BlockDevice) -> io::Result<Self> {
+        Self::open_within(device, Self::PATIENCE)
+    }
+
+    /// The same. A request fails if the device has answered none for as long as `patience`.
+    ///
+    /// # Errors
+    /// As for [`Blocking::open`].
+    pub fn open_within(device: &dyn BlockDevice, patience: Duration) -> io::Result<Self> {
         let ring = Ring::new(RING_ENTRIES, None)?;
         let queue = device.open_queue(&ring)?;
-        Ok(Self { ring, clock: clock(), queue, done: Vec::new() })
+        Ok(Self { ring, clock: clock(), queue, patience, done: Vec::new() })
     }
 
     /// The device's size and capabilities.
@@ -114,7 +124,7 @@ impl Blocking {
         let mut buffers: Vec<IoBuf> = (0..count).map(|_| IoBuf::empty()).collect();
         let mut result = Ok(());
         let mut in_flight = 0;
-        let mut patience = self.clock.now() + PATIENCE;
+        let mut patience = self.clock.now() + self.patience;
         while in_flight > 0 || !requests.is_empty() {
             let now = self.clock.now();
             while in_flight < DEPTH
@@ -129,7 +139,7 @@ impl Blocking {
             self.queue.poll(now, &mut self.done);
             for done in self.done.drain(..) {
                 in_flight -= 1;
-                patience = now + PATIENCE;
+                patience = now + self.patience;
                 let at = usize::try_from(done.tag.0).expect("tags are those given");
                 buffers[at] = done.buf;
                 if let Err(error) = done.result {

@@ -322,7 +322,7 @@ fn target(
         );
     }
     let samples = known.samples.as_ref().map_or(&[][..], |table| table.of(record.id));
-    let spec = primaries::compared(name, &*device, Some((record, samples)))?;
+    let spec = primaries::compared(name, &*device, Some((record, samples)), Blocking::PATIENCE)?;
     let witness = known.witness.as_ref().filter(|witness| witness.epoch == superblock.epoch);
     if let Err(why) = pool::rejoin(record, &spec, witness) {
         overrule(args, uri, &why)?;

@@ -37,13 +37,13 @@ use crate::server::applying::Applying;
 use crate::server::args::ServeArgs;
 use crate::server::control::locked;
 use crate::server::events::Came;
-use crate::server::primaries::Gone;
 use crate::server::primaries::keeper::Keeper;
 use crate::server::primaries::returns::{Missing, Returns};
 use crate::server::primaries::samples::{Sample, Table};
 use crate::server::primaries::store::Store;
 use crate::server::primaries::users::Users;
 use crate::server::primaries::{self, returns, samples};
+use crate::server::primaries::{Gone, Present};
 use crate::server::settings::KeptSettings;
 use crate::server::state_health::StateHealth;
 pub use no_state::no_state;
@@ -160,8 +160,8 @@ pub fn open(
     let mut queue = Blocking::open(&*device).context("cache")?;
     let size = size.unwrap_or(u64::MAX).min(device.info().size);
     let found = Superblocks::read(&mut queue, size)?;
-    let (primaries, gone) = primaries::stand_in(config, opened, found.newest(), args.reset_cache)?;
-    reset::not_swapped(args, config, &primaries, found.newest(), start.applied)?;
+    let mut present = primaries::stand_in(config, opened, found.newest(), args.reset_cache)?;
+    reset::not_swapped(args, config, &present.primaries, found.newest(), start.applied)?;
     let witness = Witness::open(&config.cache.state_dir).map_err(no_state)?;
     made.state = Some(witness.state().clone());
     let applied = start.applied;
@@ -176,12 +176,13 @@ pub fn open(
     news.iter().for_each(|news| tracing::warn!("{}; {}", news.text, news.remedy));
     let how = (args, allowed.reset, start, &stops);
     let (opened, unchanged) =
-        decide_on(how, config, &primaries, &mut queue, (size, &found), &witness)
+        decide_on(how, config, &mut present, &mut queue, (size, &found), &witness)
             .map_err(|error| reset::explain(error, &mut queue, size))
             .map_err(|error| match start.is_after_interruption() {
                 true => error.context(INTERRUPTED),
                 false => error,
             })?;
+    let Present { primaries, gone } = present;
     if applied.is_some_and(|applied| applied.new_cache) && !opened.fresh {
         if start.came == Came::TookOver {
             let what = "the cache could not be given up: something became dirty again";
@@ -207,7 +208,7 @@ pub fn open(
     let users = Users::begin(witness.state(), uuid, &primaries).map_err(no_state)?;
     made.users = Some(users.clone());
     let before = (witness.state(), old);
-    let mut table = primaries::sample(&opened, &primaries, &unchanged, before);
+    let mut table = primaries::sample(config, &opened, &primaries, &unchanged, before)?;
     let mut stops = if opened.fresh { Stops::default() } else { stops };
     let loss = allowed.accepted.is_some();
     // Without it the next start relies on the log alone.
@@ -505,7 +506,7 @@ pub fn read_at(
 fn decide_on(
     (args, reset, start, stops): (&ServeArgs, bool, Start<'_>, &Stops),
     config: &Config,
-    primaries: &[Arc<dyn BlockDevice>],
+    present: &mut Present,
     queue: &mut Blocking,
     (device_size, found): (u64, &Superblocks),
     witness: &Witness,
@@ -517,7 +518,7 @@ fn decide_on(
         witness.load(superblock.uuid).context(BAD_WITNESS)?;
     }
     let newest = found.newest();
-    let (specs, unchanged) = primaries::specs(args, config, primaries, newest, witness.state())?;
+    let (specs, unchanged) = primaries::specs(args, config, present, newest, witness.state())?;
     let absent = match newest {
         Some(pool) if !args.reset_cache => {
             gone((args, &stops.drained(pool)), queue, device_size, pool, &specs)?

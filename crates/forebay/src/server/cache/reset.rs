@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{anyhow, bail};
+use forebay_block::{BLOCK_SIZE, ByteRange, ErrorKind};
 use forebay_control::config::Config;
 use forebay_control::units::Size;
 use forebay_device::BlockDevice;
@@ -18,6 +19,7 @@ use crate::server::args::ServeArgs;
 use crate::server::cache::read_at;
 use crate::server::cache::stops::Stops;
 use crate::server::cache::{foreign, once};
+use crate::server::primaries::DISK_PATIENCE;
 
 /// The options that are valid at this start.
 #[derive(Debug, Default)]
@@ -32,7 +34,7 @@ pub struct Allowed {
 /// write over its dirty blocks. A volume that this cache has served may hold one as its data.
 ///
 /// # Errors
-/// If there is such a primary, and it was not accepted.
+/// If there is such a primary, and it was not accepted; or if one does not answer.
 pub fn not_swapped(
     args: &ServeArgs,
     config: &Config,
@@ -48,8 +50,15 @@ pub fn not_swapped(
         if is_known || stays || args.accept_primary.contains(name) || primary.is_away() {
             continue;
         }
-        let queue = Blocking::open(&**primary);
-        if queue.is_ok_and(|mut queue| superblock(&mut queue, info.size).is_some()) {
+        let Ok(mut queue) = Blocking::open_within(&**primary, DISK_PATIENCE) else { continue };
+        let first = ByteRange::new(0, info.size.min(BLOCK_SIZE as u64));
+        if let Err(error) = queue.read(first)
+            && matches!(error.kind(), ErrorKind::Timeout | ErrorKind::DeviceGone)
+        {
+            // Nothing can stand in for it.
+            bail!("volume {name}: the primary {}: {error}; check that it is up", info.name);
+        }
+        if superblock(&mut queue, info.size).is_some() {
             bail!(
                 "volume {name}: the primary {} is a Forebay cache; are the primary and the cache \
                  swapped? If a cache is what the volume holds, start once with --accept-primary \

@@ -4,6 +4,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, ByteRange, ErrorKind, IoError, IoResult};
 use forebay_codec::crc32c;
@@ -25,9 +26,9 @@ pub struct Fingerprint {
 /// The fingerprint of the first `size` bytes of a primary.
 ///
 /// # Errors
-/// If it cannot be read.
-pub fn of(primary: &dyn BlockDevice, size: u64) -> IoResult<Fingerprint> {
-    let mut queue = Blocking::open(primary)
+/// If it cannot be read, or has not answered for as long as `patience`.
+pub fn of(primary: &dyn BlockDevice, size: u64, patience: Duration) -> IoResult<Fingerprint> {
+    let mut queue = Blocking::open_within(primary, patience)
         .map_err(|error| IoError::with_source(ErrorKind::DeviceGone, error))?;
     let samples = queue.read_many(&places(size.min(primary.info().size)))?;
     let blank = samples.iter().all(|sample| sample.iter().all(|&byte| byte == samples[0][0]));
@@ -83,7 +84,7 @@ mod tests {
     #[test]
     fn a_change_in_a_sample_is_seen() {
         let device = MemoryDevice::new(1 << 20);
-        let now = |size| of(&device, size).expect("memory can be read");
+        let now = |size| of(&device, size, Blocking::PATIENCE).expect("memory can be read");
         let (before, half) = (now(1 << 20), now(1 << 19));
         assert_eq!(now(1 << 20), before);
         assert!(before.blank && half.blank);

@@ -342,7 +342,7 @@ mod tests {
         let state = StateDir::open(&dir).expect("a directory can be made");
         let primary: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(1 << 20));
         let id = VolumeId(2);
-        let taken = samples::take(&*primary, &[]).expect("memory can be read");
+        let taken = samples::take(&*primary, &[], Blocking::PATIENCE).expect("memory can be read");
         let uuid = [7; 16];
         let volumes = vec![(id, taken.clone())];
         let table = Table { uuid, epoch: 1, generation: 1, volumes };
@@ -369,7 +369,10 @@ mod tests {
         while work.volumes[0].held.is_some() {
             work.put_on();
         }
-        assert_eq!(stored().of(id), samples::take(&*primary, &[]).expect("memory can be read"));
+        assert_eq!(
+            stored().of(id),
+            samples::take(&*primary, &[], Blocking::PATIENCE).expect("memory can be read")
+        );
         std::fs::remove_dir_all(&dir).expect("it is ours");
     }
 
@@ -387,7 +390,10 @@ mod tests {
         let slow = format!("{}?delay={}s", file.display(), READ.as_secs());
         let slow = open_primary(&slow).expect("it is a file");
         let other: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(1 << 20));
-        let samples = [samples::unknown(&*slow), samples::take(&*other, &[]).expect("memory")];
+        let samples = [
+            samples::unknown(&*slow),
+            samples::take(&*other, &[], Blocking::PATIENCE).expect("memory"),
+        ];
         let ids = [VolumeId(0), VolumeId(1)];
         let volumes = ids.into_iter().zip(samples).collect();
         let table = Table { uuid: [7; 16], epoch: 1, generation: 1, volumes };

@@ -8,6 +8,7 @@ pub mod samples;
 pub mod store;
 pub mod users;
 
+use std::io;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,10 +18,10 @@ use forebay_block::{ErrorKind, IoResult, VolumeId};
 use forebay_control::config::{Config, VolumeConfig};
 use forebay_device::{
     AwayDevice, BlockDevice, HANDSHAKE_PATIENCE, OpenError, Watch, WatchedDevice, open_primary,
-    open_primary_within,
+    open_primary_within, primary_path,
 };
 use forebay_format::{Superblock, VolumeRecord};
-use forebay_runtime::{StateDir, Stopped};
+use forebay_runtime::{Blocking, StateDir, Stopped};
 use forebay_volume::pool::{Opened, VolumeSpec};
 
 use crate::busy;
@@ -40,15 +41,18 @@ type Found = Result<Arc<dyn BlockDevice>, OpenError>;
 
 /// Time in which a server on a network must answer at a start that others wait for.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
+/// The same for a file or a disk of this host, which may have to spin up first.
+pub const DISK_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Opens every primary, all at once. For an absent one, which may return later, the result holds
-/// the error; a server that does not answer soon counts as absent, and does not delay the others.
+/// the error; one that does not answer soon counts as absent, and does not delay the others.
 ///
 /// # Errors
 /// If a device cannot be a primary or is in use, or if no primary is present.
 pub fn open(config: &Config) -> anyhow::Result<Vec<Found>> {
     let mut opened = open_all(config, ANSWER_PATIENCE)?;
-    if opened.iter().all(Result::is_err) && opened.iter().any(is_late) {
+    let late = |(volume, opened)| is_remote(volume) && is_late(opened);
+    if opened.iter().all(Result::is_err) && config.volumes.iter().zip(&opened).any(late) {
         // Nobody waits for another volume.
         opened = open_all(config, HANDSHAKE_PATIENCE)?;
     }
@@ -62,24 +66,36 @@ pub fn open(config: &Config) -> anyhow::Result<Vec<Found>> {
 }
 
 fn open_all(config: &Config, patience: Duration) -> anyhow::Result<Vec<Found>> {
-    let open = |volume: &VolumeConfig| {
-        let opened = busy::open(|| open_primary_within(&volume.primary, patience));
-        match opened {
+    let begin = |volume: &VolumeConfig| {
+        let (tell, hear) = mpsc::channel();
+        let uri = volume.primary.clone();
+        let open = move || {
+            // Nobody may hear it any more.
+            let _ = tell.send(busy::open(|| open_primary_within(&uri, patience)));
+        };
+        thread::Builder::new().name("open".into()).spawn(open).map(|_| hear)
+    };
+    // All must have begun before the first is waited for.
+    let begun = config.volumes.iter().map(begin).collect::<io::Result<Vec<_>>>();
+    let limit = Instant::now() + DISK_PATIENCE;
+    let wait = |(volume, hear): (&VolumeConfig, mpsc::Receiver<Found>)| {
+        // The system may let an open hang, and the thread with it.
+        let opened = hear.recv_timeout(limit.saturating_duration_since(Instant::now()));
+        let late = || io::Error::from(io::ErrorKind::TimedOut);
+        let what = || format!("cannot open {}", volume.primary);
+        match opened.unwrap_or_else(|_| Err(OpenError::System { what: what(), source: late() })) {
             Err(error) if !is_away(&error) => {
                 Err(anyhow::Error::new(error).context(format!("volume {}", volume.name)))
             }
             opened => Ok(opened),
         }
     };
-    thread::scope(|scope| {
-        let started = config.volumes.iter().map(|volume| {
-            thread::Builder::new().name("open".into()).spawn_scoped(scope, move || open(volume))
-        });
-        // All must have started before the first is waited for.
-        let started = started.collect::<Result<Vec<_>, _>>().context("a thread to open")?;
-        let ended = started.into_iter().map(|one| one.join().expect("a panic ends the process"));
-        ended.collect()
-    })
+    config.volumes.iter().zip(begun.context("a thread to open")?).map(wait).collect()
+}
+
+/// Whether a primary is behind a server on a network, which may take its time with a connection.
+fn is_remote(volume: &VolumeConfig) -> bool {
+    primary_path(&volume.primary).is_ok_and(|path| path.is_none())
 }
 
 /// Whether a primary did not answer in time.
@@ -108,6 +124,14 @@ pub fn is_away(error: &OpenError) -> bool {
     kinds.contains(&source.kind()) || matches!(source.raw_os_error(), Some(5 | 6 | 19 | 123))
 }
 
+/// The primaries that a start uses.
+pub struct Present {
+    /// The primary of each volume, or its stand-in, in the order of the configuration.
+    pub primaries: Primaries,
+    /// Those that are absent.
+    pub gone: Vec<Gone>,
+}
+
 /// An absent primary, and its record.
 pub struct Gone {
     /// Its index in the configuration.
@@ -116,6 +140,16 @@ pub struct Gone {
     pub record: VolumeRecord,
     /// The device that stands in for it.
     pub stand_in: Arc<AwayDevice>,
+}
+
+/// The record of a volume, of whose absent primary a stand-in can take the place.
+fn record_of<'a>(
+    newest: Option<&'a Superblock>,
+    reset: bool,
+    name: &str,
+) -> Option<&'a VolumeRecord> {
+    let record = newest.and_then(|one| one.volumes.iter().find(|one| one.name == *name));
+    record.filter(|_| !reset)
 }
 
 /// An absent primary does not keep the others from being served: its volume gets a stand-in that
@@ -128,15 +162,16 @@ pub fn stand_in(
     opened: Vec<Found>,
     newest: Option<&Superblock>,
     reset: bool,
-) -> anyhow::Result<(Primaries, Vec<Gone>)> {
+) -> anyhow::Result<Present> {
     let (mut primaries, mut gone) = (Primaries::new(), Vec::new());
     for (at, (volume, opened)) in config.volumes.iter().zip(opened).enumerate() {
         let name = &volume.name;
-        let record = newest.and_then(|one| one.volumes.iter().find(|one| one.name == *name));
-        let record = record.filter(|_| !reset);
+        let record = record_of(newest, reset, name);
         // Nothing can stand in for a volume without a record, so it gets more time.
         let opened = match opened {
-            late if record.is_none() && is_late(&late) => open_primary(&volume.primary),
+            late if record.is_none() && is_remote(volume) && is_late(&late) => {
+                open_primary(&volume.primary)
+            }
             opened => opened,
         };
         let primary = match (opened, record) {
@@ -145,16 +180,9 @@ pub fn stand_in(
                 return Err(anyhow::Error::new(error).context(format!("volume {name}")));
             }
             (Err(error), Some(record)) => {
-                let why = format!(
-                    "its primary cannot be opened: {error}. The other volumes are served. Its \
-                     cached blocks are served, its other requests fail, and its dirty blocks stay \
-                     in the cache. The primary is used as soon as it is back"
-                );
-                let device = AwayDevice::new(record.size, &record.identity, &volume.primary, why);
-                let stand_in = Arc::new(device);
-                let record = record.clone();
-                gone.push(Gone { at, record, stand_in: Arc::clone(&stand_in) });
-                stand_in
+                gone.push(Gone::new(at, volume, record, &format!("cannot be opened: {error}")));
+                let stand_in = &gone.last().expect("it was put there").stand_in;
+                Arc::clone(stand_in) as Arc<dyn BlockDevice>
             }
         };
         if let Some(remark) = primary.remark() {
@@ -162,26 +190,98 @@ pub fn stand_in(
         }
         primaries.push(primary);
     }
-    Ok((primaries, gone))
+    Ok(Present { primaries, gone })
 }
+
+impl Gone {
+    fn new(at: usize, volume: &VolumeConfig, record: &VolumeRecord, what: &str) -> Self {
+        let why = format!(
+            "its primary {what}. The other volumes are served. Its cached blocks are served, its \
+             other requests fail, and its dirty blocks stay in the cache. The primary is used as \
+             soon as it is back"
+        );
+        let device = AwayDevice::new(record.size, &record.identity, &volume.primary, why);
+        Self { at, record: record.clone(), stand_in: Arc::new(device) }
+    }
+}
+
+/// A volume as a start finds it, and the samples on record if its primary equals them.
+type Compared = (VolumeSpec, Vec<Sample>);
 
 /// The volumes with the present state of their primaries, compared with the records in the newest
 /// superblock and in the state directory; and of each primary the samples on record, if it equals
-/// them.
+/// them. A primary that cannot be read, or does not answer, counts as absent, and is replaced in
+/// `present`.
 ///
 /// # Errors
-/// If a primary with a record cannot be read.
+/// If a primary cannot be read and there is no record of its volume, or if none can be read.
 pub fn specs(
     args: &ServeArgs,
     config: &Config,
-    primaries: &[Arc<dyn BlockDevice>],
+    present: &mut Present,
     newest: Option<&Superblock>,
     state: &StateDir,
 ) -> anyhow::Result<(Vec<VolumeSpec>, Vec<Vec<Sample>>)> {
     let record = newest.map(|newest| (newest, samples_of(newest, state)));
-    let volumes = config.volumes.iter().zip(primaries);
-    let specs = volumes.map(|(volume, primary)| spec_of(args, volume, &**primary, record.as_ref()));
-    Ok(specs.collect::<Result<Vec<_>, _>>()?.into_iter().unzip())
+    let compare_all = |primaries: &Primaries, patience: fn(&VolumeConfig) -> Duration| {
+        of_each(primaries, |at, primary| {
+            let volume = &config.volumes[at];
+            spec_of(args, volume, primary, record.as_ref(), patience(volume))
+        })
+    };
+    let is_any_read = |primaries: &Primaries, found: &[anyhow::Result<Compared>]| {
+        primaries.iter().zip(found).any(|(primary, found)| found.is_ok() && !primary.is_away())
+    };
+    let mut found = compare_all(&present.primaries, patience_of)?;
+    if !is_any_read(&present.primaries, &found) {
+        // Nobody waits for another volume.
+        found = compare_all(&present.primaries, |_| Blocking::PATIENCE)?;
+    }
+    let must = !is_any_read(&present.primaries, &found);
+    let mut specs = Vec::new();
+    for (at, (volume, found)) in config.volumes.iter().zip(found).enumerate() {
+        let known = record_of(newest, args.reset_cache, &volume.name).filter(|_| !must);
+        specs.push(match (found, known) {
+            (Ok(spec), _) => spec,
+            (Err(error), None) => return Err(error),
+            (Err(error), Some(record)) => {
+                let error = error.root_cause();
+                let gone = Gone::new(at, volume, record, &format!("cannot be read: {error}"));
+                tracing::warn!("volume {}: {}", volume.name, gone.stand_in.remark().unwrap_or(""));
+                present.primaries[at] = Arc::clone(&gone.stand_in) as Arc<dyn BlockDevice>;
+                present.gone.push(gone);
+                spec_of(args, volume, &*present.primaries[at], None, Duration::ZERO)?
+            }
+        });
+    }
+    Ok(specs.into_iter().unzip())
+}
+
+/// How long a primary may take for an answer at a start that others wait for.
+fn patience_of(volume: &VolumeConfig) -> Duration {
+    if is_remote(volume) { ANSWER_PATIENCE } else { DISK_PATIENCE }
+}
+
+/// Does `what` with each primary and its index, all at once: one that hangs does not delay another.
+///
+/// # Errors
+/// If a thread cannot be started.
+fn of_each<T: Send>(
+    primaries: &[Arc<dyn BlockDevice>],
+    what: impl Fn(usize, &dyn BlockDevice) -> T + Sync,
+) -> anyhow::Result<Vec<T>> {
+    let what = &what;
+    thread::scope(|scope| {
+        let begin = |(at, primary): (usize, &Arc<dyn BlockDevice>)| {
+            let primary = Arc::clone(primary);
+            let builder = thread::Builder::new().name("primary".into());
+            builder.spawn_scoped(scope, move || what(at, &*primary))
+        };
+        let begun = primaries.iter().enumerate().map(begin);
+        let begun = begun.collect::<io::Result<Vec<_>>>().context("a thread for a primary")?;
+        let ended = begun.into_iter().map(|one| one.join().expect("a panic ends the process"));
+        Ok(ended.collect())
+    })
 }
 
 /// The samples that the last start kept, if they exist and are valid.
@@ -203,29 +303,34 @@ pub fn has_old_samples(newest: &Superblock, state: &StateDir) -> bool {
 /// The samples of every primary, for the start that `opened` describes. `unchanged` has those with
 /// which each one has just been compared; other places are read. `newest` is the superblock that
 /// the start found.
+///
+/// # Errors
+/// If a thread cannot be started.
 pub fn sample(
+    config: &Config,
     opened: &Opened,
     primaries: &[Arc<dyn BlockDevice>],
     unchanged: &[Vec<Sample>],
     (state, newest): (&StateDir, Option<&Superblock>),
-) -> Table {
+) -> anyhow::Result<Table> {
     let Superblock { uuid, epoch, generation, .. } = opened.superblock;
     let newest = newest.filter(|newest| newest.uuid == uuid);
-    let name = |id| name_of(&opened.superblock, id);
-    let take = |(at, primary): (usize, &Arc<dyn BlockDevice>)| {
-        let id = opened.ids[at];
+    let take = |at: usize, primary: &dyn BlockDevice| {
+        let (volume, id) = (&config.volumes[at], opened.ids[at]);
         if primary.is_away() {
             // Keeps the earlier record of an absent primary.
             let before = newest.and_then(|newest| Table::load(state, newest).ok().flatten());
             return (id, before.map_or(Vec::new(), |table| table.of(id).to_vec()));
         }
-        let found = samples::take(&**primary, &unchanged[at]).unwrap_or_else(|error| {
-            tracing::warn!(volume = name(id), %error, "no samples of its primary");
-            samples::unknown(&**primary)
+        let taken = samples::take(primary, &unchanged[at], patience_of(volume));
+        let found = taken.unwrap_or_else(|error| {
+            tracing::warn!(volume = volume.name, %error, "no further samples of its primary");
+            samples::on_record(primary, &unchanged[at])
         });
         (id, found)
     };
-    Table { uuid, epoch, generation, volumes: primaries.iter().enumerate().map(take).collect() }
+    let volumes = of_each(primaries, take)?;
+    Ok(Table { uuid, epoch, generation, volumes })
 }
 
 /// The name of a volume, for messages.
@@ -273,7 +378,8 @@ fn spec_of(
     volume: &VolumeConfig,
     primary: &dyn BlockDevice,
     recorded: Option<&(&Superblock, Option<Table>)>,
-) -> anyhow::Result<(VolumeSpec, Vec<Sample>)> {
+    patience: Duration,
+) -> anyhow::Result<Compared> {
     let (name, info) = (&volume.name, primary.info());
     if info.identity.starts_with("name:") {
         tracing::warn!(
@@ -292,7 +398,7 @@ fn spec_of(
     });
     let accepted = args.accept_primary.contains(name);
     let record = record.filter(|_| !primary.is_away());
-    let spec = VolumeSpec { accepted, ..compared(name, primary, record)? };
+    let spec = VolumeSpec { accepted, ..compared(name, primary, record, patience)? };
     let unchanged = record.filter(|_| spec.sampled == Some(None));
     Ok((spec, unchanged.map_or(Vec::new(), |(_, samples)| samples.to_vec())))
 }
@@ -301,20 +407,21 @@ fn spec_of(
 /// are any, the samples. No change is accepted.
 ///
 /// # Errors
-/// If the primary cannot be read.
+/// If the primary cannot be read, or has not answered for as long as `patience`.
 pub fn compared(
     name: &str,
     primary: &dyn BlockDevice,
     record: Option<(&VolumeRecord, &[Sample])>,
+    patience: Duration,
 ) -> anyhow::Result<VolumeSpec> {
     let info = primary.info();
     let (mut print, mut compared) = (None, None);
     if let Some((record, samples)) = record {
         let failed = || format!("volume {name}: primary");
         if record.fingerprint.is_some() {
-            print = Some(fingerprint::of(primary, record.size).with_context(failed)?);
+            print = Some(fingerprint::of(primary, record.size, patience).with_context(failed)?);
         }
-        compared = samples::compare(primary, samples).with_context(failed)?;
+        compared = samples::compare(primary, samples, patience).with_context(failed)?;
     }
     let blanks = [print.map(|print| print.blank), compared.map(|compared| compared.blank)];
     Ok(VolumeSpec {
@@ -389,9 +496,10 @@ fn at_rest(
 ) -> mpsc::Receiver<IoResult<(Fingerprint, Vec<Sample>)>> {
     let (tell, hear) = mpsc::channel();
     let take = move || {
-        let found = samples::flush(&*primary)
-            .and_then(|()| samples::take(&*primary, &known))
-            .and_then(|found| Ok((fingerprint::of(&*primary, size)?, found)));
+        let patience = Blocking::PATIENCE;
+        let found = samples::flush(&*primary, patience)
+            .and_then(|()| samples::take(&*primary, &known, patience))
+            .and_then(|found| Ok((fingerprint::of(&*primary, size, patience)?, found)));
         // Let go of before anybody goes on: the next server may want to lock it.
         drop(primary);
         let _ = tell.send(found);

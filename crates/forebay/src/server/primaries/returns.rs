@@ -14,7 +14,7 @@ use std::time::Duration;
 use forebay_block::VolumeId;
 use forebay_device::{AwayDevice, BlockDevice, OpenError, open_primary};
 use forebay_format::VolumeRecord;
-use forebay_runtime::Witness;
+use forebay_runtime::{Blocking, Witness};
 use forebay_volume::pool::rejoin;
 
 use crate::server::primaries::keeper::{Arrival, Door};
@@ -25,6 +25,8 @@ use crate::server::primaries::{self, is_away};
 const PERIOD: Duration = Duration::from_secs(3);
 /// Pause after a primary was found but refused.
 const PERIOD_REFUSED: Duration = Duration::from_secs(15);
+/// How long a primary that was found may take for an answer: nobody waits for it.
+const PATIENCE: Duration = Blocking::PATIENCE;
 
 /// A volume whose primary was not there at the start.
 pub struct Missing {
@@ -165,7 +167,8 @@ impl Search {
         let primary = open_primary(uri).map_err(why)?;
         self.check(&*primary)?;
         let known = Some((record, samples.as_slice()));
-        let spec = primaries::compared(name, &*primary, known).map_err(|_| Why::Absent)?;
+        let spec =
+            primaries::compared(name, &*primary, known, PATIENCE).map_err(|_| Why::Absent)?;
         let refused = |error: &dyn std::fmt::Display| Why::Refused(error.to_string());
         let witness = self.pool.witness.load(self.pool.uuid).map_err(|error| refused(&error))?;
         let witness = witness.filter(|witness| witness.epoch == self.pool.epoch);
@@ -173,7 +176,7 @@ impl Search {
         if stand_in.has_stragglers() {
             primary.await_stragglers();
         }
-        let samples = samples::take(&*primary, samples).map_err(|_| Why::Absent)?;
+        let samples = samples::take(&*primary, samples, PATIENCE).map_err(|_| Why::Absent)?;
         // Last, since this makes the connections that the shards get.
         primary.prepare(self.pool.shards).map_err(|error| refused(&error))?;
         if let Some(remark) = primary.remark() {

@@ -18,6 +18,7 @@
 //! ```
 
 use std::io::{self, ErrorKind};
+use std::time::Duration;
 
 use forebay_block::{ByteRange, IoResult, VolumeId};
 use forebay_codec::crc32c;
@@ -169,8 +170,12 @@ pub fn file_name(uuid: [u8; 16]) -> String {
 /// Compares a primary with its recorded samples; `None` if there are none.
 ///
 /// # Errors
-/// If it cannot be read.
-pub fn compare(primary: &dyn BlockDevice, samples: &[Sample]) -> IoResult<Option<Compared>> {
+/// If it cannot be read, or has not answered for as long as `patience`.
+pub fn compare(
+    primary: &dyn BlockDevice,
+    samples: &[Sample],
+    patience: Duration,
+) -> IoResult<Option<Compared>> {
     let size = primary.info().size;
     let known: Vec<&Sample> =
         samples.iter().filter(|one| one.crc.is_some() && one.range.end() <= size).collect();
@@ -178,7 +183,7 @@ pub fn compare(primary: &dyn BlockDevice, samples: &[Sample]) -> IoResult<Option
         return Ok(None);
     }
     let ranges: Vec<ByteRange> = known.iter().map(|one| one.range).collect();
-    let found = open(primary)?.read_many(&ranges)?;
+    let found = open(primary, patience)?.read_many(&ranges)?;
     let differs = known.iter().zip(&found).find(|(one, now)| one.crc != Some(crc32c(now)));
     let blank = found.iter().all(|now| now.iter().all(|&byte| byte == found[0][0]));
     Ok(Some(Compared { changed: differs.map(|(one, _)| one.range.offset), blank }))
@@ -189,35 +194,45 @@ pub fn compare(primary: &dyn BlockDevice, samples: &[Sample]) -> IoResult<Option
 /// these, they are left off the record.
 ///
 /// # Errors
-/// If it cannot be flushed or read.
-pub fn take(primary: &dyn BlockDevice, known: &[Sample]) -> IoResult<Vec<Sample>> {
+/// If it cannot be flushed or read, or has not answered for as long as `patience`.
+pub fn take(
+    primary: &dyn BlockDevice,
+    known: &[Sample],
+    patience: Duration,
+) -> IoResult<Vec<Sample>> {
+    let mut samples = on_record(primary, known);
+    let mut unread: Vec<_> = samples.iter_mut().filter(|sample| sample.crc.is_none()).collect();
+    if unread.is_empty() || primary.has_stragglers() {
+        return Ok(samples);
+    }
+    flush(primary, patience)?;
+    let ranges: Vec<ByteRange> = unread.iter().map(|sample| sample.range).collect();
+    for (sample, found) in unread.iter_mut().zip(&open(primary, patience)?.read_many(&ranges)?) {
+        sample.crc = Some(crc32c(found));
+    }
+    Ok(samples)
+}
+
+/// The places of a primary, with the checksums in `known`; nothing is read.
+pub fn on_record(primary: &dyn BlockDevice, known: &[Sample]) -> Vec<Sample> {
     let on_record = |range: ByteRange| {
         let at = known.binary_search_by_key(&range.offset, |one| one.range.offset).ok()?;
         known[at].crc.filter(|_| known[at].range == range)
     };
     let mut samples = unknown(primary);
     samples.iter_mut().for_each(|sample| sample.crc = on_record(sample.range));
-    let mut unread: Vec<_> = samples.iter_mut().filter(|sample| sample.crc.is_none()).collect();
-    if unread.is_empty() || primary.has_stragglers() {
-        return Ok(samples);
-    }
-    flush(primary)?;
-    let ranges: Vec<ByteRange> = unread.iter().map(|sample| sample.range).collect();
-    for (sample, found) in unread.iter_mut().zip(&open(primary)?.read_many(&ranges)?) {
-        sample.crc = Some(crc32c(found));
-    }
-    Ok(samples)
+    samples
 }
 
 /// Makes the content of a primary durable.
 ///
 /// # Errors
-/// If it cannot be flushed.
-pub fn flush(primary: &dyn BlockDevice) -> IoResult<()> {
+/// If it cannot be flushed, or has not answered for as long as `patience`.
+pub fn flush(primary: &dyn BlockDevice, patience: Duration) -> IoResult<()> {
     if primary.info().read_only {
         return Ok(());
     }
-    open(primary)?.flush()
+    open(primary, patience)?.flush()
 }
 
 /// The places of a primary, without checksums.
@@ -226,8 +241,8 @@ pub fn unknown(primary: &dyn BlockDevice) -> Vec<Sample> {
     places.into_iter().map(|range| Sample { range, crc: None }).collect()
 }
 
-fn open(primary: &dyn BlockDevice) -> IoResult<Blocking> {
-    Blocking::open(primary).map_err(|error| {
+fn open(primary: &dyn BlockDevice, patience: Duration) -> IoResult<Blocking> {
+    Blocking::open_within(primary, patience).map_err(|error| {
         forebay_block::IoError::with_source(forebay_block::ErrorKind::DeviceGone, error)
     })
 }
@@ -319,7 +334,7 @@ pub mod tests {
         let dir = std::env::temp_dir().join(format!("forebay-samples-{}", std::process::id()));
         let state = StateDir::open(&dir).expect("a directory can be made");
         let device = MemoryDevice::new(1 << 20);
-        let mut samples = take(&device, &[]).expect("memory can be read");
+        let mut samples = take(&device, &[], Blocking::PATIENCE).expect("memory can be read");
         samples[1].crc = None;
         let uuid = *b"0123456789abcdef";
         let volumes = vec![(VolumeId(3), samples), (VolumeId(5), unknown(&device))];
@@ -360,25 +375,27 @@ pub mod tests {
     #[test]
     fn only_places_that_are_not_on_record_are_read() {
         let device = MemoryDevice::new(1 << 20);
-        let before = take(&device, &[]).expect("memory can be read");
+        let before = take(&device, &[], Blocking::PATIENCE).expect("memory can be read");
         let mut known = before.clone();
         known[1].crc = None;
         known[2].crc = Some(7);
         known[3].range.len -= 512;
         let mut queue = Blocking::open(&device).expect("memory can be opened");
         queue.write(4096, forebay_block::IoBuf::copy_of(&[1; 512])).expect("it can be written");
-        let found = take(&device, &known).expect("memory can be read");
+        let found = take(&device, &known, Blocking::PATIENCE).expect("memory can be read");
         assert_ne!(found[1].crc, before[1].crc, "it was read");
         assert_eq!(found[2].crc, Some(7), "it was not");
         assert_eq!(found[3..], before[3..], "a record of another range is none");
-        assert_eq!(take(&device, &found).expect("memory can be read"), found);
+        assert_eq!(take(&device, &found, Blocking::PATIENCE).expect("memory can be read"), found);
     }
 
     #[test]
     fn the_first_sample_that_differs_is_told() {
         let device = MemoryDevice::new(1 << 20);
-        let samples = take(&device, &[]).expect("memory can be read");
-        let compared = |samples: &[Sample]| compare(&device, samples).expect("it can be read");
+        let samples = take(&device, &[], Blocking::PATIENCE).expect("memory can be read");
+        let compared = |samples: &[Sample]| {
+            compare(&device, samples, Blocking::PATIENCE).expect("it can be read")
+        };
         assert_eq!(compared(&samples), Some(Compared { changed: None, blank: true }));
         assert_eq!(compared(&unknown(&device)), None);
         let mut queue = Blocking::open(&device).expect("memory can be opened");
