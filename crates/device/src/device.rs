@@ -2,9 +2,11 @@
 
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use forebay_block::{DeviceInfo, ErrorKind, Io, IoError, IoOp, IoQueue};
 
+use crate::layer::watch::Watch;
 use crate::ring::Ring;
 
 /// A device that any number of threads may use, each through its own queue.
@@ -42,6 +44,12 @@ pub trait BlockDevice: Send + Sync {
     /// the next one must [wait](Self::await_stragglers).
     fn has_stragglers(&self) -> bool {
         false
+    }
+
+    /// Gives the device what is on record of its content. A device that loses its peer for a time
+    /// recognizes it by that, and does not use another one. The first call counts.
+    fn recognize_by(&self, record: &Arc<Watch>) {
+        let _ = record;
     }
 
     /// Prepares for opening `queues` more queues, so that opening them does not block: a device

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use forebay_block::{DeviceInfo, Instant, Io, IoQueue, IoTag, Slab};
 
 use crate::device::BlockDevice;
+use crate::layer::watch::Watch;
 use crate::ring::Ring;
 
 /// What a layer does to the requests of a queue.
@@ -58,6 +59,10 @@ impl<L: Layer> BlockDevice for Layered<L> {
 
     fn has_stragglers(&self) -> bool {
         self.below.has_stragglers()
+    }
+
+    fn recognize_by(&self, record: &Arc<Watch>) {
+        self.below.recognize_by(record);
     }
 
     fn prepare(&self, queues: usize) -> io::Result<()> {

@@ -33,6 +33,8 @@ const NAP: Duration = Duration::from_millis(1);
 const VOID: u8 = 0;
 const KNOWN: u8 = 1;
 const ASKED: u8 = 2;
+/// No checksum is known.
+const NO_SUM: u64 = u64::MAX;
 /// The last change failed, and may never become durable.
 const NEVER: u64 = u64::MAX;
 
@@ -52,6 +54,8 @@ pub struct Watch {
 #[derive(Debug, Default)]
 struct Mark {
     state: AtomicU8,
+    /// CRC32C of the content while it is on record and durable, or `NO_SUM`.
+    sum: AtomicU64,
     in_flight: AtomicU32,
     /// Number of this place's last ended change, in the order of all changes.
     last: AtomicU64,
@@ -59,20 +63,32 @@ struct Mark {
     changes: AtomicU64,
 }
 
+/// A place on record.
+#[derive(Clone, Copy, Debug)]
+pub struct Recorded {
+    at: usize,
+    /// Its range.
+    pub(crate) range: ByteRange,
+    /// CRC32C of its content.
+    pub(crate) sum: u32,
+}
+
 impl Watch {
-    /// Watches `places`, which must be ascending and disjoint; `known` tells which are on record.
+    /// Watches `places`, which must be ascending and disjoint. `sums` has the CRC32C of each one
+    /// that is on record, and durable.
     ///
     /// # Panics
-    /// If the places overlap, or `known` has a different length.
+    /// If the places overlap, or `sums` has a different length.
     #[must_use]
-    pub fn new(places: Vec<ByteRange>, known: &[bool]) -> Self {
-        assert!(places.is_sorted_by(|a, b| a.end() <= b.offset) && places.len() == known.len());
-        let mark = |&known: &bool| Mark {
-            state: AtomicU8::new(if known { KNOWN } else { VOID }),
+    pub fn new(places: Vec<ByteRange>, sums: &[Option<u32>]) -> Self {
+        assert!(places.is_sorted_by(|a, b| a.end() <= b.offset) && places.len() == sums.len());
+        let mark = |&sum: &Option<u32>| Mark {
+            state: AtomicU8::new(if sum.is_some() { KNOWN } else { VOID }),
+            sum: AtomicU64::new(sum.map_or(NO_SUM, u64::from)),
             ..Mark::default()
         };
         Self {
-            marks: known.iter().map(mark).collect(),
+            marks: sums.iter().map(mark).collect(),
             places: places.into(),
             ended: AtomicU64::new(0),
             durable: AtomicU64::new(0),
@@ -95,7 +111,33 @@ impl Watch {
 
     /// Allows changes of this place, which is now off the record.
     pub fn release(&self, at: usize) {
+        self.marks[at].sum.store(NO_SUM, SeqCst);
         self.marks[at].state.store(VOID, SeqCst);
+    }
+
+    /// Notes what a place that is held back was found to contain. What it had before this watch
+    /// began may not be durable, so it is not noted unless the place was changed since.
+    pub fn note(&self, at: usize, sum: u32) {
+        if self.marks[at].last.load(SeqCst) > 0 {
+            self.marks[at].sum.store(sum.into(), SeqCst);
+        }
+    }
+
+    /// The places whose content is known, and durable.
+    #[must_use]
+    pub fn recorded(&self) -> Vec<Recorded> {
+        let places = self.places.iter().zip(&self.marks).enumerate();
+        let recorded = places.filter_map(|(at, (&range, mark))| {
+            let sum = u32::try_from(mark.sum.load(SeqCst)).ok()?;
+            Some(Recorded { at, range, sum })
+        });
+        recorded.collect()
+    }
+
+    /// Whether a place still is on record, with this content. Then it has not been changed since.
+    #[must_use]
+    pub fn has(&self, place: &Recorded) -> bool {
+        self.marks[place.at].sum.load(SeqCst) == u64::from(place.sum)
     }
 
     /// Number of changes of this place so far, if it is off the record, no change is in flight, and
@@ -293,7 +335,7 @@ mod tests {
 
     fn watched(known: [bool; 2]) -> (Arc<Watch>, WatchedDevice) {
         let places = vec![ByteRange::new(4096, 4096), ByteRange::new(16384, 8192)];
-        let watch = Arc::new(Watch::new(places, &known));
+        let watch = Arc::new(Watch::new(places, &known.map(|known| known.then_some(7))));
         (Arc::clone(&watch), WatchedDevice::new(Arc::new(MemoryDevice::new(1 << 20)), watch))
     }
 
@@ -344,13 +386,21 @@ mod tests {
         bench.write(4096, &[1; 512]).unwrap();
         assert!(watch.at_rest(0).is_none() && !watch.hold(0), "not durable");
         assert!(watch.at_rest(1).is_some(), "another place");
+        watch.note(1, 8);
+        assert!(watch.recorded().is_empty(), "nothing shows that it is durable");
         bench.bare(IoOp::Flush, ByteRange::default()).unwrap();
         assert!(watch.at_rest(0).is_some_and(|changes| changes > before));
         assert!(watch.hold(0));
         assert_eq!(watch.at_rest(0), None, "it is on record");
+        watch.note(0, 9);
+        let recorded = watch.recorded();
+        assert_eq!((recorded.len(), recorded[0].range.offset, recorded[0].sum), (1, 4096, 9));
+        assert!(watch.has(&recorded[0]));
         let change = Io::write(IoTag(1), 4096, IoBuf::copy_of(&[2; 512]));
         bench.queue.submit(bench.clock.now(), change).unwrap();
         assert_eq!(watch.asked(), [0]);
+        watch.release(0);
+        assert!(!watch.has(&recorded[0]) && watch.recorded().is_empty(), "it may be changed");
     }
 
     #[test]

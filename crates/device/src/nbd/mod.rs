@@ -18,6 +18,7 @@ mod debts;
 mod handshake;
 mod line;
 mod queue;
+mod recognize;
 mod reconnect;
 mod session;
 mod terms;
@@ -25,7 +26,7 @@ mod terms;
 use std::io;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_block::{DeviceInfo, IoQueue};
@@ -33,6 +34,7 @@ use forebay_nbd_wire::TransmissionFlags;
 
 use crate::device::BlockDevice;
 use crate::error::OpenError;
+use crate::layer::watch::Watch;
 use crate::ring::Ring;
 pub use debts::{Debts, Ledger};
 pub use handshake::HANDSHAKE_PATIENCE;
@@ -67,6 +69,8 @@ struct Shared {
     stragglers: Mutex<Option<Instant>>,
     /// Number of broken connections on which a server has not hung up, and that were not replaced.
     unparted: AtomicU32,
+    /// What is on record of the export's content.
+    record: OnceLock<Arc<Watch>>,
 }
 
 impl NbdDevice {
@@ -79,8 +83,8 @@ impl NbdDevice {
         let terms = connection.terms;
         check_terms(&address.uri, &terms)?;
         let info = info(&address.uri, &terms);
-        let (debts, stragglers, unparted) = Default::default();
-        let shared = Shared { address, terms, info, debts, stragglers, unparted };
+        let (debts, stragglers, unparted, record) = Default::default();
+        let shared = Shared { address, terms, info, debts, stragglers, unparted, record };
         let shared = Arc::new(shared);
         Ok(Self { shared, spare: Mutex::new(vec![connection]) })
     }
@@ -109,6 +113,11 @@ impl BlockDevice for NbdDevice {
         is_unparted || !self.shared.straggle_time().is_zero()
     }
 
+    fn recognize_by(&self, record: &Arc<Watch>) {
+        // The first one counts.
+        let _ = self.shared.record.set(Arc::clone(record));
+    }
+
     fn prepare(&self, queues: usize) -> io::Result<()> {
         self.shared.check_sharing(queues)?;
         loop {
@@ -127,7 +136,7 @@ impl BlockDevice for NbdDevice {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let connection = match spare {
             Some(connection) => connection,
-            None => self.shared.connect_again().map_err(io::Error::other)?,
+            None => self.shared.find_again().map_err(io::Error::other)?,
         };
         let mut line = Line::new(self.shared.info.clone(), ledger);
         let time = self.shared.straggle_time();
@@ -161,6 +170,15 @@ impl Shared {
             )));
         }
         Ok(())
+    }
+
+    /// Connects once more, and makes sure that the export has the content on record.
+    fn find_again(&self) -> Result<Connection, OpenError> {
+        let connection = self.connect_again()?;
+        if let Some(record) = self.record.get() {
+            recognize::recognize(&self.address.uri, &connection, record)?;
+        }
+        Ok(connection)
     }
 
     /// Connects once more; the device must still have the properties it had when it was opened.

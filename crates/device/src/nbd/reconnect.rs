@@ -31,7 +31,7 @@ const DREGS: usize = 64 << 10;
 /// How long the kernel tries to deliver what the server's kernel does not take, before it breaks
 /// the connection: longer than the silence of a server that gets requests.
 const UNTAKEN_MAX: Duration = Duration::from_secs(90);
-/// Interval at which the log repeats that there is no connection yet.
+/// Interval at which the log repeats that there is no connection yet, if the reason is the same.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
 
 /// A broken connection, and how to part with its server.
@@ -161,27 +161,31 @@ impl State {
     fn run(&self, shared: &Shared, waker: &Waker) {
         let mut pause = PAUSE_LEAST;
         let (began, primary) = (Instant::now(), &shared.info.identity);
-        let mut said: Option<Instant> = None;
+        let mut said: Option<(Instant, String)> = None;
         loop {
             if self.lock().unwanted {
                 return;
             }
-            match shared.connect_again() {
+            match shared.find_again() {
                 Ok(connection) => {
                     let seconds = began.elapsed().as_secs_f64();
                     tracing::info!(%primary, seconds, "connected to the NBD server again");
                     self.lock().connection = Some(connection);
                     return waker.wake();
                 }
-                Err(error) if said.is_none_or(|at| at.elapsed() >= SAY_AGAIN) => {
-                    said = Some(Instant::now());
-                    let seconds = began.elapsed().as_secs_f64();
-                    tracing::warn!(
-                        %primary, seconds, %error,
-                        "no connection to the NBD server; it is tried until there is one"
-                    );
+                Err(error) => {
+                    let why = error.to_string();
+                    let again =
+                        |(at, last): &(Instant, String)| at.elapsed() >= SAY_AGAIN || *last != why;
+                    if said.as_ref().is_none_or(again) {
+                        let seconds = began.elapsed().as_secs_f64();
+                        tracing::warn!(
+                            %primary, seconds, error = why,
+                            "no connection to the NBD server; it is tried until there is one"
+                        );
+                        said = Some((Instant::now(), why));
+                    }
                 }
-                Err(_) => {}
             }
             self.pause(pause);
             pause = (pause * 2).min(PAUSE_MAX);

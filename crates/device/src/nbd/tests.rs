@@ -11,8 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant as Wall};
 
 use forebay_block::{ByteRange, ErrorKind, Io, IoFlags, IoOp};
+use forebay_codec::crc32c;
 
 use super::STRAGGLE_MAX;
+use crate::layer::watch::Watch;
 use crate::testing::{Bench, TempPath, exercise, exercise_in_units};
 use crate::uri::open_primary;
 
@@ -97,6 +99,52 @@ fn queues_that_were_prepared_open_without_the_server() {
     device.prepare(1).unwrap();
     let refused = device.prepare(2).unwrap_err().to_string();
     assert!(refused.contains("use one shard"), "{refused}");
+}
+
+/// Regression: another export of the same size behind the same address was taken for the one of
+/// before, and two disks were mixed.
+#[test]
+fn another_export_at_the_same_address_is_not_used() {
+    let disks = [TempPath::new(), TempPath::new()];
+    std::fs::write(&disks[0].0, vec![1; 8 << 20]).unwrap();
+    std::fs::write(&disks[1].0, vec![2; 8 << 20]).unwrap();
+    let file = |at: usize| disks[at].0.to_string_lossy().into_owned();
+    let Some(mut server) = Nbdkit::start(&["file", &file(0)]) else { return };
+    let device = open_primary(&server.uri("")).unwrap();
+    let places = vec![ByteRange::new(0, 4096), ByteRange::new(1 << 20, 4096)];
+    let sum = crc32c(&[1; 4096]);
+    let record = Arc::new(Watch::new(places, &[Some(sum), Some(sum)]));
+    device.recognize_by(&record);
+    let mut bench = Bench::new(&*device);
+    assert_eq!(bench.read(4096, 512).unwrap(), [1; 512]);
+
+    let mut serve = |at: usize| {
+        server.kill();
+        server.child = Nbdkit::spawn(&server.socket, &["file", &file(at)]).unwrap();
+    };
+    serve(1);
+    let until = Wall::now() + Duration::from_secs(2);
+    while Wall::now() < until {
+        assert!(bench.read(4096, 512).is_err(), "it is another one");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let why = device.open_queue(&bench.ring).map(drop).unwrap_err().to_string();
+    assert!(why.contains("is not that of before"), "{why}");
+    serve(0);
+    let until = Wall::now() + Duration::from_secs(10);
+    while bench.read(4096, 512).is_err() {
+        assert!(Wall::now() < until, "it is the one of before");
+        thread::sleep(Duration::from_millis(20));
+    }
+    // What the owner changes itself tells nothing.
+    record.release(0);
+    record.release(1);
+    serve(1);
+    let until = Wall::now() + Duration::from_secs(10);
+    while !bench.read(4096, 512).is_ok_and(|found| found == [2; 512]) {
+        assert!(Wall::now() < until, "nothing is on record");
+        thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]

@@ -283,6 +283,7 @@ impl Work {
             Ok(found) => {
                 for (at, crc) in found.into_iter().filter(|(at, _)| held.contains(at)) {
                     self.set(volume, at, Some(crc));
+                    self.volumes[volume].kept.watch.note(at, crc);
                 }
                 if self.store() {
                     return;
@@ -347,7 +348,8 @@ mod tests {
         let volumes = vec![(id, taken.clone())];
         let table = Table { uuid, epoch: 1, generation: 1, volumes };
         let places = taken.iter().map(|sample| sample.range).collect();
-        let watch = Arc::new(Watch::new(places, &vec![true; taken.len()]));
+        let sums: Vec<_> = taken.iter().map(|sample| sample.crc).collect();
+        let watch = Arc::new(Watch::new(places, &sums));
         let kept = vec![Kept { id, primary: Arc::clone(&primary), watch: Arc::clone(&watch) }];
         let watched = WatchedDevice::new(Arc::clone(&primary), Arc::clone(&watch));
         let keeper = Keeper::start(store_in(&state), table, kept).expect("a thread can be had");

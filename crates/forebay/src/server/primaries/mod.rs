@@ -364,9 +364,10 @@ pub fn watch_one(
     primary: &Arc<dyn BlockDevice>,
     samples: &[Sample],
 ) -> (WatchedDevice, Kept) {
-    let known: Vec<bool> = samples.iter().map(|sample| sample.crc.is_some()).collect();
+    let sums: Vec<Option<u32>> = samples.iter().map(|sample| sample.crc).collect();
     let places = samples.iter().map(|sample| sample.range).collect();
-    let watch = Arc::new(Watch::new(places, &known));
+    let watch = Arc::new(Watch::new(places, &sums));
+    primary.recognize_by(&watch);
     let device = WatchedDevice::new(Arc::clone(primary), Arc::clone(&watch));
     (device, Kept { id, primary: Arc::clone(primary), watch })
 }
