@@ -76,6 +76,27 @@ fn refused(server: &Server, program: &Path) -> String {
     said
 }
 
+/// Regression: an upgrade that was begun during the drain of a stop was accepted, and never ended:
+/// its command waited for a server that was gone.
+#[test]
+fn a_server_that_is_stopping_refuses_to_be_upgraded() {
+    let (place, mut arguments) = Place::with_disk();
+    arguments[1] += "?delay=1s";
+    let server = place.start_kept(&arguments);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    nbd.write(0, &[7; 4096], true).expect("it is written");
+    let control = server.control_argument();
+    let stop = thread::spawn(move || support::forebay(&["stop", "--drain", &control]));
+    until("it is stopping", || server.status()["state"] == "stopping");
+    let output =
+        support::forebay(&["upgrade", &own().to_string_lossy(), &server.control_argument()]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("the server is stopping"), "{said}");
+    assert_eq!(stop.join().expect("it ends").status.code(), Some(0));
+    assert_eq!(server.wait(), Some(0));
+}
+
 #[test]
 fn a_file_system_does_not_notice_an_upgrade() {
     if !can_attach() || !have(&["mkfs.xfs", "xfs_repair"]) {

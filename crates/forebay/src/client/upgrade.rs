@@ -28,6 +28,8 @@ pub struct UpgradeArgs {
 const PERIOD: Duration = Duration::from_millis(50);
 /// The keeper's own limits, with a reserve.
 const PATIENCE: Duration = Duration::from_secs(150);
+/// For how long no socket may be there between two servers.
+const GONE_MAX: Duration = Duration::from_secs(20);
 
 /// Upgrades the server, and waits for the outcome.
 pub fn run(args: &UpgradeArgs) -> anyhow::Result<()> {
@@ -61,8 +63,15 @@ pub fn run(args: &UpgradeArgs) -> anyhow::Result<()> {
 pub fn ended(client: &Client, begun: &UpgradeStatus) -> anyhow::Result<UpgradeStatus> {
     let bar = output::bar(0);
     let mut limit = Instant::now() + PATIENCE;
+    let mut there = Instant::now();
     loop {
-        match client.last_upgrade() {
+        let answer = client.last_upgrade();
+        if !matches!(answer, Err(ClientError::NotRunning(_))) {
+            there = Instant::now();
+        } else if there.elapsed() > GONE_MAX {
+            bail!("the server has ended, and none serves in its place; see the log");
+        }
+        match answer {
             Ok(now) if now.id == begun.id && now.state != "running" => {
                 bar.finish_and_clear();
                 return Ok(now);

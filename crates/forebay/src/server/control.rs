@@ -167,6 +167,11 @@ impl Running {
         self.reconfiguration.leaving()
     }
 
+    /// No other program takes over any more: the server stops.
+    pub fn refuse_upgrades(&self) {
+        self.upgrades.stop();
+    }
+
     /// Changes the reported state to `stopping`.
     pub fn set_stopping(&self) {
         self.stopping.store(true, Ordering::Relaxed);

@@ -362,6 +362,7 @@ impl Serving {
             tracing::warn!(%error, "the keeper is gone");
         }
         self.running.set_stopping();
+        self.running.refuse_upgrades();
         let health = self.running.snapshot().map_or(Health::Good, |snapshot| snapshot.health());
         let (pool, mount) = (self.pool.clone(), self.mount.clone());
         let disks = self.disks.served();

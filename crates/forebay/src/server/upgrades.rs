@@ -5,8 +5,7 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_control::{ControlError, ControlErrorKind, UpgradeSnapshot, UpgradeState};
@@ -16,11 +15,13 @@ use crate::keeper::{Line, Message, Outcome, Upgrade};
 use crate::server::control::locked;
 
 const KEEPER_GONE: &str = "the keeper is gone";
+const STOPPING: &str = "the server is stopping";
 
 /// The line to the keeper, and the last upgrade.
 pub struct Upgrades {
     line: Option<Arc<Line>>,
-    keeper_gone: AtomicBool,
+    /// Why no more upgrades can be carried out.
+    closed: OnceLock<&'static str>,
     last: Mutex<Option<Upgrading>>,
 }
 
@@ -67,7 +68,7 @@ fn conflict(what: &str, hint: &str) -> ControlError {
 impl Upgrades {
     /// Of a server with this line to a keeper, if it has one.
     pub fn new(line: Option<Arc<Line>>) -> Self {
-        Self { line, keeper_gone: AtomicBool::new(false), last: Mutex::default() }
+        Self { line, closed: OnceLock::new(), last: Mutex::default() }
     }
 
     /// Asks the keeper to start `program` in place of this server.
@@ -95,8 +96,8 @@ impl Upgrades {
                 "stop the server, and start it again",
             ));
         };
-        if self.keeper_gone.load(Ordering::Relaxed) {
-            return Err(conflict(KEEPER_GONE, "stop the server, and start it again"));
+        if let Some(why) = self.closed.get() {
+            return Err(conflict(why, "stop the server, and start it again"));
         }
         if last.as_ref().is_some_and(|last| !last.is_over()) {
             return Err(conflict("an upgrade is under way", "wait until it has ended"));
@@ -182,10 +183,20 @@ impl Upgrades {
     /// Ends the upgrade that is under way, if there is one, and refuses any other: nobody is left
     /// to carry it out.
     pub fn lose_keeper(&self) {
+        self.close(KEEPER_GONE);
+    }
+
+    /// The same, since the server stops, perhaps after a long drain.
+    pub fn stop(&self) {
+        self.close(STOPPING);
+    }
+
+    fn close(&self, why: &'static str) {
         let mut last = locked(&self.last);
-        self.keeper_gone.store(true, Ordering::Relaxed);
+        // The first reason counts.
+        let _ = self.closed.set(why);
         if let Some(last) = last.as_mut() {
-            last.fail(KEEPER_GONE.to_owned());
+            last.fail(why.to_owned());
         }
     }
 
