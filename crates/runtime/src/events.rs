@@ -239,8 +239,9 @@ fn describe(shard: usize, event: &Event, uptime: Duration) -> (Level, String) {
         Event::CleanCorrupt { blocks, .. } => (
             Level::Warn,
             format!(
-                "the cache device gave back wrong bytes for {}, which were clean: nothing is \
-                 lost, they are read from the primary; if this goes on, replace the device",
+                "the cache device did not give back {} as they were written, by an error or with \
+                 wrong bytes; they were clean: nothing is lost, they are read from the primary; \
+                 if this goes on, replace the device",
                 blocks.bytes()
             ),
         ),

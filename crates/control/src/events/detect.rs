@@ -218,7 +218,8 @@ fn counters(last: &Last, pool: &PoolSnapshot, stats: &Stats, news: &mut Vec<News
         Severity::Warning,
         stats.corrupt_clean,
         before.corrupt_clean,
-        "clean blocks had wrong bytes on the cache device, and were read again from the primary",
+        "clean blocks could not be read from the cache device, or had wrong bytes there, and were \
+         read from the primary",
         "replace the SSD if it happens again",
     );
     grew(
