@@ -407,7 +407,9 @@ pub static TABLE: &[Spec] = &[
     Spec {
         online: Online::Cache(|config| Setting::Patience(config.server.patience.0)),
         flag: InFile,
-        more: "A request that a device has not answered for this long is reported as slow.",
+        more: "With less than 7s it may also fail when an NBD server is just back, since changes \
+               may wait for 6 s then. A request that a device has not answered for this long is \
+               reported as slow.",
         ..spec(
             Section::Server,
             "patience",
