@@ -71,24 +71,61 @@ fn limit(swap: bool) -> u64 {
     let swap = if swap { machine.totalswap } else { 0 };
     let machine = machine.totalram.saturating_add(swap).saturating_mul(unit);
     let own = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
-    machine.min(own).min(of_groups())
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    machine.min(own).min(of_groups(&groups, Path::new("/sys/fs/cgroup")))
 }
 
-/// The lowest memory limit among the control groups of this process.
-fn of_groups() -> u64 {
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let Some(group) = groups.lines().find_map(|line| line.strip_prefix("0::/")) else {
-        return u64::MAX;
+/// The lowest memory limit among control groups, which are listed as in `/proc/self/cgroup`, and of
+/// those that these are in. `mounted` is where they are.
+fn of_groups(groups: &str, mounted: &Path) -> u64 {
+    groups.lines().filter_map(|group| of_group(group, mounted)).min().unwrap_or(u64::MAX)
+}
+
+fn of_group(line: &str, mounted: &Path) -> Option<u64> {
+    let (_, line) = line.split_once(':')?;
+    let (controllers, group) = line.split_once(":/")?;
+    let (top, file) = match controllers {
+        "" => (mounted.to_owned(), "memory.max"),
+        // Version 1: a tree for each controller.
+        _ if controllers.split(',').any(|one| one == "memory") => {
+            (mounted.join("memory"), "memory.limit_in_bytes")
+        }
+        _ => return None,
     };
-    let top = Path::new("/sys/fs/cgroup");
-    let limits = top
-        .join(group)
-        .ancestors()
-        .take_while(|path| path.starts_with(top))
-        .map(|path| {
-            let text = fs::read_to_string(path.join("memory.max")).unwrap_or_default();
-            text.trim().parse().unwrap_or(u64::MAX)
-        })
-        .min();
-    limits.unwrap_or(u64::MAX)
+    let limit = |path: &Path| {
+        let text = fs::read_to_string(path.join(file)).unwrap_or_default();
+        text.trim().parse().unwrap_or(u64::MAX)
+    };
+    top.join(group).ancestors().take_while(|path| path.starts_with(&top)).map(limit).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: the limits of version 1 were not known; a server that was too large for its
+    /// group was killed while it served, instead of being refused.
+    #[test]
+    fn the_lowest_limit_counts_in_both_versions_of_control_groups() {
+        let mounted = std::env::temp_dir().join(format!("forebay-groups-{}", std::process::id()));
+        let set = |group: &str, file: &str, limit: &str| {
+            fs::create_dir_all(mounted.join(group)).expect("a directory can be made");
+            fs::write(mounted.join(group).join(file), limit).expect("a file can be written");
+        };
+        let most = |groups: &str| of_groups(groups, &mounted);
+        assert_eq!(most(""), u64::MAX);
+        assert_eq!(most("3:cpu:/a/b\n0::/a/b\n"), u64::MAX);
+        set("a/b", "memory.max", "max\n");
+        assert_eq!(most("0::/a/b\n"), u64::MAX);
+        set("a", "memory.max", "7000\n");
+        assert_eq!(most("0::/a/b\n"), 7000);
+        set("memory/c/d", "memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(most("4:memory:/c/d\n0::/\n"), 9_223_372_036_854_771_712);
+        set("memory/c", "memory.limit_in_bytes", "5000\n");
+        assert_eq!(most("5:cpu:/c\n4:blkio,memory:/c/d\n0::/\n"), 5000);
+        // In a container its own group may be at the top.
+        set("memory", "memory.limit_in_bytes", "4000\n");
+        assert_eq!(most("4:memory:/docker/1234\n"), 4000);
+        fs::remove_dir_all(&mounted).expect("it is ours");
+    }
 }
