@@ -53,7 +53,10 @@ pub fn run(args: &ApplyArgs) -> anyhow::Result<()> {
         return Ok(());
     };
     match error {
-        Some(error) => bail!("{error}; the server serves on with the configuration of before"),
+        Some(error) if upgrade::serves(&client) => {
+            bail!("{error}; the server serves on with the configuration of before")
+        }
+        Some(error) => bail!("{error}"),
         None if args.json => Ok(()),
         None => {
             let pause = pause_seconds.unwrap_or_default();

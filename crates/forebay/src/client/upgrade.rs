@@ -47,7 +47,10 @@ pub fn run(args: &UpgradeArgs) -> anyhow::Result<()> {
     }
     let UpgradeStatus { program, pause_seconds, error, .. } = ended;
     match error {
-        Some(error) => bail!("{program}: {error}; the program before it serves on"),
+        Some(error) if serves(&client) => {
+            bail!("{program}: {error}; the program before it serves on")
+        }
+        Some(error) => bail!("{program}: {error}"),
         None if args.json => Ok(()),
         None => {
             let version = client.status()?.version;
@@ -56,6 +59,11 @@ pub fn run(args: &UpgradeArgs) -> anyhow::Result<()> {
             Ok(output::line(&line)?)
         }
     }
+}
+
+/// Whether a server serves, and does not stop.
+pub fn serves(client: &Client) -> bool {
+    client.status().is_ok_and(|status| status.state == "serving")
 }
 
 /// Waits until an upgrade has ended. While something must be written to the primaries first, it

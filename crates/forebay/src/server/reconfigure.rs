@@ -263,6 +263,11 @@ impl Reconfiguration {
             let mode = while_leaving(locked(&self.in_force).volumes[place].mode);
             self.pool.set(Setting::Mode(volume, mode));
         }
+        if applying.new_cache {
+            // The drain may take hours. If the server ends meanwhile, the next one finds this file
+            // and the cache of before, and serves that.
+            applying.store(&self.state).map_err(|error| error.to_string())?;
+        }
         self.drained(id, leaving)?;
         self.primaries_answer()?;
         if applying.new_cache {
@@ -338,8 +343,11 @@ impl Reconfiguration {
         }
     }
 
-    /// Serves on as before.
+    /// Serves on as before. A server that stops does not: the next one must know what was begun.
     fn go_on(&self, leaving: &[Leaving]) {
+        if self.upgrades.is_stopping() {
+            return;
+        }
         self.gives_up_cache.store(false, Ordering::SeqCst);
         if let Err(error) = Applying::end(&self.state) {
             tracing::warn!(%error, "left behind by a hand-over that failed");

@@ -191,6 +191,11 @@ impl Upgrades {
         self.close(STOPPING);
     }
 
+    /// Whether the server stops.
+    pub fn is_stopping(&self) -> bool {
+        self.closed.get() == Some(&STOPPING)
+    }
+
     fn close(&self, why: &'static str) {
         let mut last = locked(&self.last);
         // The first reason counts.

@@ -65,6 +65,41 @@ fn a_start_after_an_interrupted_apply_serves_the_cache_of_before() {
     server.stop(&[]);
 }
 
+/// Regression: the same during the drain, which takes hours with a large cache and a slow primary:
+/// the next start found a cache of another size than its file says, and refused to serve.
+#[test]
+fn a_start_after_a_stop_during_the_drain_of_an_apply_serves_the_cache_of_before() {
+    let mut plan = Plan::new(&["a"]);
+    let path = plan.place.text("cache.img");
+    let cache = |size: &str| {
+        let depth = "write_cache_depth = \"1h\"\nidle_destage = \"0s\"\nlog_share = \"30%\"";
+        format!("path = {path:?}\nsize = {size:?}\n{depth}")
+    };
+    plan.cache = cache("64MiB");
+    plan.volumes[0].1 = "a?delay=200ms";
+    let server = plan.start();
+    let mut a = plan.connect("a");
+    // No two are destaged together.
+    for offset in (0..2000).map(|at| at * 2 * 4096) {
+        a.write(offset, &noise(offset, 4096), false).expect("it is written");
+    }
+    plan.cache = cache("96MiB");
+    let mut apply = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    let apply = apply.args(["apply", &plan.write(), &server.control_argument()]);
+    let apply = apply.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it runs");
+    until("the drain", || volumes(&server)[0].2 == "write-around");
+    server.stop(&[]);
+    let output = apply.wait_with_output().expect("it is our child");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("the server is stopping") && !said.contains("serves on"), "{said}");
+    let server = plan.start();
+    server.log("apply it once more");
+    assert!(read(&mut plan.connect("a"), 0, 4096) == noise(0, 4096));
+    plan.apply(&server);
+    assert_eq!(server.ask(&["apply", &plan.file()]), "nothing differs\n");
+    server.stop(&[]);
+}
+
 /// On another device the new cache has none of the dirty blocks: the start is refused, and does
 /// what it takes to go on.
 #[test]
