@@ -366,10 +366,8 @@ impl Shard for Engine {
 
     fn detached(&mut self, now: Instant, stripes: &[DetachedStripe], fx: &mut Effects) {
         self.cache.now = now;
-        for stripe in stripes {
-            self.detach.detached(&mut self.cache, &mut self.requests, stripe, fx);
-            self.deliver(fx);
-        }
+        self.detach.detached(stripes);
+        self.set_deadline(fx);
     }
 
     fn cut(&mut self, now: Instant, volume: VolumeId, order: CutOrder, fx: &mut Effects) {
@@ -517,7 +515,8 @@ impl Engine {
         }
         let makes_room = self.cache.makes_room();
         let works = matches!(self.cache.state(), State::Serving | State::Stopping);
-        if makes_room && self.reclaim.is_sorting() || works && self.destaging.goes_on() {
+        let goes_on = self.destaging.goes_on() || self.detach.goes_on(&self.cache);
+        if makes_room && self.reclaim.is_sorting() || works && goes_on {
             deadline = deadline.min(self.cache.now);
         }
         if self.cache.store.exists() && self.reclaim.is_busy() {

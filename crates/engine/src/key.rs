@@ -90,6 +90,11 @@ impl<V> LargeMap<V> {
         before
     }
 
+    /// Frees one of the parts of a map that is not used any more; returns whether there was one.
+    pub fn drop_part(&mut self) -> bool {
+        self.parts.pop().is_some()
+    }
+
     /// All entries.
     pub fn iter(&self) -> impl Iterator<Item = (&Key, &V)> {
         self.parts.iter().flatten()

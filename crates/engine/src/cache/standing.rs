@@ -13,6 +13,9 @@ pub(crate) struct Standing {
     pub health: Health,
     /// The trust in the cache device, as recorded outside the cache.
     pub trust: Trust,
+    /// The cache device has failed, and it is still being found out which blocks were not durable
+    /// by then. No dirty block sets out before that is known.
+    pub in_doubt: bool,
     /// Whether writes bypass the log because it has no room for them.
     pub overflows: bool,
     /// When a client was last active.
@@ -28,6 +31,7 @@ impl Standing {
             state: State::Recovering,
             health: Health::Good,
             trust,
+            in_doubt: false,
             overflows: false,
             last_foreground: now,
             probe_at: Instant::default(),

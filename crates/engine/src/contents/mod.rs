@@ -78,7 +78,20 @@ pub struct Contents {
     stored: [u64; EntryKind::NUMBERS],
     /// While a part of the log has not been applied.
     loading: Option<Box<Loading>>,
+    /// What [`Contents::give_up`] has left to be freed.
+    given_up: Option<Box<GivenUp>>,
 }
+
+/// Contents that nothing needs any more. All of a large cache's memory takes long to free.
+struct GivenUp {
+    index: Index,
+    bases: LargeMap<Base>,
+    /// The number of segments whose sharers are forgotten.
+    segments: usize,
+}
+
+/// Segments whose sharers are forgotten in one turn.
+const GIVEN_UP_SEGMENTS: usize = 1024;
 
 /// The number of every extent of the store, in place of a segment's number in the log: the blocks
 /// of the store are as old as the entries that name them, which move forward in the log.
@@ -121,6 +134,7 @@ impl Contents {
             payload_bytes: 0,
             stored: [0; EntryKind::NUMBERS],
             loading: None,
+            given_up: None,
         }
     }
 
@@ -151,14 +165,44 @@ impl Contents {
         self.index = if reusable { empty } else { Index::new(blocks) };
     }
 
-    /// Drops everything: the cache device is out of use, and no block is dirty.
+    /// Drops everything: the cache device is out of use, and no block is dirty. The memory is freed
+    /// over many turns, by [`Contents::drop_given_up`]. The pages stay: reads in flight hold some.
     pub fn give_up(&mut self) {
         assert_eq!(self.dirty.blocks(), 0, "dirty blocks are on the primary first");
-        let dirty = std::mem::take(&mut self.dirty);
-        // Reads in flight still hold pages, and end their holds.
-        let pages = std::mem::take(&mut self.pages);
-        self.clear(1);
-        (self.dirty, self.pages) = (dirty, pages);
+        let index = std::mem::replace(&mut self.index, Index::new(1));
+        let bases = std::mem::take(&mut self.bases);
+        self.given_up = Some(Box::new(GivenUp { index, bases, segments: 0 }));
+        for segment in &mut self.segments {
+            (segment.live, segment.dirty) = (0, 0);
+        }
+        self.dirty_of.fill(0);
+        self.held.fill(0);
+        self.fenced = Fenced::default();
+        self.unreadable.clear();
+        self.sharing.forget_unsettled();
+        self.unlogged.clear();
+        self.loading = None;
+        (self.payload_bytes, self.stored) = (0, [0; EntryKind::NUMBERS]);
+        (self.dirty_in_store, self.dirty_floor) = (0, SegmentSeq(1));
+    }
+
+    /// Frees some more of what was given up.
+    pub fn drop_given_up(&mut self) {
+        let Some(given_up) = &mut self.given_up else { return };
+        if !given_up.index.drop_piece() && !given_up.bases.drop_part() {
+            let first = given_up.segments;
+            given_up.segments = self.segments.len().min(first + GIVEN_UP_SEGMENTS);
+            let segments = first..given_up.segments;
+            if segments.end == self.segments.len() {
+                self.given_up = None;
+            }
+            segments.for_each(|index| self.drop_sharers(index));
+        }
+    }
+
+    /// Whether there is more of it.
+    pub fn has_given_up(&self) -> bool {
+        self.given_up.is_some()
     }
 
     /// The place of a block's newest version, if it is cached and settled.

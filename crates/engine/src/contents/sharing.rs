@@ -27,6 +27,11 @@ impl Sharing {
     pub fn new(segments: usize) -> Self {
         Self { sharers: vec![Vec::new(); segments], count: 0, unsettled: KeyMap::default() }
     }
+
+    /// Forgets which blocks are unsettled.
+    pub fn forget_unsettled(&mut self) {
+        self.unsettled = KeyMap::default();
+    }
 }
 
 impl Contents {

@@ -307,7 +307,9 @@ impl Destaging {
             self.gather(cache, id, fx);
         }
         let Some(cut) = self.cuts.get_mut(&volume) else { return };
-        let is_recorded = cache.health() == Health::Good || cache.standing.trust > Trust::Full;
+        let standing = &cache.standing;
+        let is_recorded =
+            standing.health == Health::Good || standing.trust > Trust::Full && !standing.in_doubt;
         let is_staged = cut.taken.is_empty() && cut.gathering == 0 && !cut.failed;
         if cut.step == Step::Staging && is_staged && is_recorded {
             cut.step = Step::Staged;

@@ -307,6 +307,7 @@ impl Destaging {
             }
             _ => {
                 cache.standing.trust > Trust::Full
+                    && !cache.standing.in_doubt
                     && cache.is_associate_written(&base.unwrap_or(place), &place)
             }
         };

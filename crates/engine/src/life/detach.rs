@@ -12,10 +12,12 @@
 //! 3. The cache's copies of all other blocks are dropped, and writes go to the primary.
 //!
 //! Writes to a stripe wait until it is detached. Flushes wait for the stripes with blocks that were
-//! written but not durable when the device failed. A write over a kept block is answered after the
-//! primary has flushed it and a further record says that the block is no longer kept.
+//! written but not durable when the device failed. Which these are is found out first, over several
+//! turns; until then no dirty block sets out, and no record is requested. A write over a kept block
+//! is answered after the primary has flushed it and a further record says that the block is no
+//! longer kept.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use forebay_block::{ErrorKind, Instant, STRIPE_BLOCKS, VolumeId};
 
@@ -33,6 +35,10 @@ use crate::slab::Id;
 
 /// Limit on the stripes visited in a turn.
 const LOOKED_AT: usize = 64;
+/// Limit on the blocks of which one turn finds out whether they were durable.
+const CHECKED_MAX: usize = 64;
+/// Limit on the stripes that are left in a turn.
+const LEFT_MAX: usize = 4;
 
 /// A stripe that is being detached.
 #[derive(Debug)]
@@ -48,6 +54,12 @@ struct Leaving {
 #[derive(Debug, Default)]
 pub(crate) struct Detach {
     leaving: BTreeMap<u64, Leaving>,
+    /// Those of them with writes that wait.
+    wanted: BTreeSet<u64>,
+    /// Records that are durable, and whose stripes are not left yet.
+    recorded: VecDeque<DetachedStripe>,
+    /// Blocks that may not have been durable when the device failed, as is still to be found out.
+    unchecked: Vec<Key>,
     /// The stripe at which the next turn continues.
     cursor: u64,
     /// Dirty blocks that recovery found at the end of the log of a device that had failed: nothing
@@ -63,8 +75,9 @@ pub(crate) struct Detach {
 }
 
 impl Detach {
+    /// Whether blocks of a volume were, or may have been, not durable when the device failed.
     fn is_undurable(&self, volume: VolumeId) -> bool {
-        self.undurable.range(stripes_of(volume)).next().is_some()
+        !self.unchecked.is_empty() || self.undurable.range(stripes_of(volume)).next().is_some()
     }
 }
 
@@ -74,19 +87,29 @@ fn number_of(record: &DetachedStripe) -> u64 {
 }
 
 impl Detach {
-    /// Makes flushes wait for blocks that were written but not durable when the device failed.
+    /// Begins to find the blocks that were written but not durable when the device failed: flushes
+    /// wait for them.
     pub fn note_undurable(&mut self, cache: &mut Cache) {
-        for volume in cache.volume_ids() {
-            let keys = cache
-                .contents
-                .dirty()
-                .of_volume(volume)
-                .filter(|&key| !self.is_settled(cache, key));
-            let stripes: BTreeSet<u64> = keys.map(stripe_of).collect();
-            self.undurable.extend(stripes);
+        self.unchecked = cache.log.doubtful_blocks();
+        self.unchecked.extend(&self.doubted);
+        cache.standing.in_doubt = !self.unchecked.is_empty();
+    }
+
+    /// Finds out of more blocks whether they were durable. A dirty block stays what it was until
+    /// then: it does not set out, and its stripe is not left.
+    fn check_some(&mut self, cache: &mut Cache) {
+        let rest = self.unchecked.len().saturating_sub(CHECKED_MAX);
+        for key in self.unchecked.split_off(rest) {
+            let stripe = stripe_of(key);
+            let is_new = !self.undurable.contains(&stripe);
+            if is_new && cache.contents.dirty().contains(key) && !self.is_settled(cache, key) {
+                self.undurable.insert(stripe);
+                self.leave(cache, stripe);
+            }
         }
-        for stripe in self.undurable.clone() {
-            self.leave(cache, stripe);
+        if self.unchecked.is_empty() && cache.standing.in_doubt {
+            cache.standing.in_doubt = false;
+            self.unchecked = Vec::new();
         }
     }
 
@@ -101,6 +124,7 @@ impl Detach {
     /// Makes a write wait until the stripe of a block is detached.
     pub fn add_write(&mut self, cache: &mut Cache, key: Key, write: Id) {
         self.leave(cache, stripe_of(key)).writes.push(write);
+        self.wanted.insert(stripe_of(key));
     }
 
     /// Makes a flush wait for the blocks of its volume that were not durable when the device
@@ -128,12 +152,47 @@ impl Detach {
         destaging: &mut Destaging,
         fx: &mut Effects,
     ) {
-        if cache.health() == Health::Detached {
-            for stripe in self.leaving.keys().copied().collect::<Vec<_>>() {
-                self.left(cache, requests, stripe, fx);
+        self.check_some(cache);
+        for _ in 0..LEFT_MAX {
+            let Some(record) = self.recorded.pop_front() else { break };
+            self.leave_recorded(cache, requests, &record, fx);
+        }
+        match cache.health() {
+            Health::Good => {}
+            Health::Draining => {
+                self.empty_stripes(cache, requests, destaging, fx);
+                self.give_up_detaching(cache, requests, fx);
+            }
+            Health::Detached => {
+                for _ in 0..LEFT_MAX {
+                    let Some((&stripe, _)) = self.leaving.first_key_value() else { break };
+                    self.left(cache, requests, stripe, fx);
+                }
+                self.pump_flushes(cache, requests, None, fx);
+                cache.contents.drop_given_up();
             }
         }
-        if cache.health() != Health::Draining {
+    }
+
+    /// Whether the next turn should come at once, since this one has done enough.
+    pub fn goes_on(&self, cache: &Cache) -> bool {
+        let leaves = cache.health() == Health::Detached && !self.leaving.is_empty();
+        !self.unchecked.is_empty()
+            || !self.recorded.is_empty()
+            || leaves
+            || cache.contents.has_given_up()
+    }
+
+    /// Destages some of the stripes that are being detached, and requests the records of those
+    /// that are empty.
+    fn empty_stripes(
+        &mut self,
+        cache: &mut Cache,
+        requests: &Requests,
+        destaging: &mut Destaging,
+        fx: &mut Effects,
+    ) {
+        if cache.standing.trust == Trust::Full || cache.standing.in_doubt {
             return;
         }
         let cursor = self.cursor;
@@ -147,7 +206,6 @@ impl Detach {
                 self.ask_to_detach(cache, requests, stripe, fx);
             }
         }
-        self.give_up_detaching(cache, requests, fx);
     }
 
     /// Destages a stripe's dirty blocks, regardless of pace; returns true if no block is left that
@@ -162,26 +220,27 @@ impl Detach {
         let volume = Key(stripe * STRIPE_BLOCKS).volume();
         let order = &cache.volume(volume).order;
         let may_leave = order.may_leave || order.is_behind || !cache.is_ordered(volume);
+        let may_start = may_leave && cache.volume(volume).retry_at <= cache.now;
         let mut empty = on_way.is_empty() && may_leave;
-        for key in keys_of(stripe) {
-            let at = key.0 % STRIPE_BLOCKS;
+        let mut next = Key(stripe * STRIPE_BLOCKS);
+        for key in keys_of(stripe).filter(|key| dirty.get(key.0 % STRIPE_BLOCKS)) {
             let contents = &cache.contents;
             let unreadable = contents.unreadable_until(key).is_some();
-            let kept = contents.fenced().contains(&key) || unreadable;
-            if !dirty.get(at) || kept {
+            if contents.fenced().contains(&key) || unreadable {
                 continue;
             }
             empty = false;
-            let flow = &cache.volume(key.volume()).flow;
+            let flow = &cache.volume(volume).flow;
             // The blocks of an ordered volume leave in cuts, until the last is staged.
-            if may_leave
-                && flow.destage_writes < cache.config.destage_depth
-                && !cache.contents.dirty().is_destaging(key)
-            {
-                let _ = destaging.start(cache, key, DestageReason::Fault, fx);
+            if !may_start || flow.destage_writes >= cache.config.destage_depth {
+                break;
+            }
+            if key >= next && !on_way.get(key.0 % STRIPE_BLOCKS) {
+                let started = destaging.start(cache, key, DestageReason::Fault, fx);
+                next = started.unwrap_or(next);
             }
         }
-        empty && cache.standing.trust > Trust::Full
+        empty
     }
 
     fn ask_to_detach(&mut self, cache: &Cache, requests: &Requests, stripe: u64, fx: &mut Effects) {
@@ -209,8 +268,13 @@ impl Detach {
         kept
     }
 
-    /// Notes that a record requested by [`Effects::detach`] is durable.
-    pub fn detached(
+    /// Notes that records requested by [`Effects::detach`] are durable. Their stripes are left in
+    /// this turn and in later ones.
+    pub fn detached(&mut self, records: &[DetachedStripe]) {
+        self.recorded.extend(records);
+    }
+
+    fn leave_recorded(
         &mut self,
         cache: &mut Cache,
         requests: &mut Requests,
@@ -226,6 +290,7 @@ impl Detach {
     /// Leaves a stripe: drops the cache's copies of its blocks, and resumes its writes.
     fn left(&mut self, cache: &mut Cache, requests: &mut Requests, stripe: u64, fx: &mut Effects) {
         let Some(Leaving { writes, .. }) = self.leaving.remove(&stripe) else { return };
+        self.wanted.remove(&stripe);
         self.note_leaving(cache);
         let kept = cache.left.kept(stripe);
         for key in keys_of(stripe) {
@@ -291,9 +356,19 @@ impl Detach {
             _ => cache.config.patience,
         };
         let deadline = Instant(cache.now.0.saturating_sub(patience.as_nanos() as u64));
-        let late = self.leaving.iter_mut().filter(|(_, leaving)| leaving.since <= deadline);
-        let mut late: Vec<Id> =
-            late.flat_map(|(_, leaving)| std::mem::take(&mut leaving.writes)).collect();
+        let mut late: Vec<Id> = Vec::new();
+        let (leaving, undurable) = (&mut self.leaving, &self.undurable);
+        self.wanted.retain(|stripe| {
+            let one = leaving.get_mut(stripe).expect("its writes wait there");
+            if one.since > deadline {
+                return true;
+            }
+            late.append(&mut one.writes);
+            if !one.asked && !undurable.contains(stripe) {
+                leaving.remove(stripe);
+            }
+            false
+        });
         let restoring = &mut self.restoring;
         late.extend(restoring.extract_if(.., |(since, _)| *since <= deadline).map(|(_, id)| id));
         for id in late {
@@ -301,11 +376,6 @@ impl Detach {
             cache.stats_of(volume).given_up_writes += 1;
             requests.end_write(cache, id, Err(ErrorKind::DeviceGone.into()), fx);
         }
-        let undurable = &self.undurable;
-        let kept = |stripe: &u64, leaving: &Leaving| {
-            leaving.asked || !leaving.writes.is_empty() || undurable.contains(stripe)
-        };
-        self.leaving.retain(|stripe, leaving| kept(stripe, leaving));
         self.note_leaving(cache);
         self.pump_flushes(cache, requests, Some(deadline), fx);
     }
@@ -397,8 +467,8 @@ impl Detach {
         }
     }
 
-    /// Whether an operation waits for a stripe to be detached.
+    /// Whether stripes are to be detached, or may be, or a flush waits for some.
     pub fn is_detaching(&self) -> bool {
-        !self.leaving.is_empty() || !self.flushes.is_empty()
+        !self.unchecked.is_empty() || !self.leaving.is_empty() || !self.flushes.is_empty()
     }
 }

@@ -132,9 +132,8 @@ impl Bed {
 
     fn detached(&mut self, stripe: u64, kept: u64) {
         let record = DetachedStripe { volume: VOLUME, stripe, kept: [kept, 0, 0, 0] };
-        let Rooms { cache, fx, .. } = &mut self.rooms;
-        self.detach.detached(cache, &mut self.requests, &record, fx);
-        self.deliver();
+        self.detach.detached(&[record]);
+        self.pump();
     }
 
     fn answered(&mut self) -> Vec<(RequestId, Option<ErrorKind>)> {
@@ -282,6 +281,55 @@ fn a_flush_is_told_of_a_block_that_was_not_durable_and_is_lost() {
     assert_eq!(bed.answered(), [(id, Some(ErrorKind::Corrupt))]);
     let [next, last] = [bed.flush(), bed.flush()];
     assert_eq!(bed.answered(), [(next, Some(ErrorKind::Corrupt)), (last, None)]);
+}
+
+#[test]
+fn what_was_not_durable_is_found_out_in_pieces_and_nothing_sets_out_before() {
+    let mut rooms = Rooms::new(0);
+    let blocks = (0..200).map(|i| i * 20);
+    for block in blocks {
+        let Rooms { cache, fx, .. } = &mut rooms;
+        assert!(cache.push_written(fx, key(block), &[0; PAGE]), "zeros take little room");
+    }
+    rooms.log_record();
+    let mut bed = Bed::failed(rooms);
+    let id = bed.flush();
+    for turn in 1..4 {
+        bed.pump();
+        assert!(bed.rooms.standing.in_doubt, "64 blocks a turn: {turn}");
+        assert!(bed.rooms.fx.ios.is_empty() && bed.asked().is_empty());
+        assert_eq!(bed.answered(), []);
+        let Rooms { cache, fx, .. } = &mut bed.rooms;
+        let start = bed.destaging.start(cache, key(0), DestageReason::Fault, fx);
+        assert!(start.is_err(), "the flush would not wait for its stripe");
+    }
+    while bed.rooms.contents.dirty().blocks() > 0 {
+        assert_eq!(bed.answered(), []);
+        bed.empty();
+    }
+    assert!(!bed.rooms.standing.in_doubt);
+    let asked = bed.asked();
+    assert_eq!(asked.len(), 16, "all stripes have such blocks");
+    for (stripe, kept) in asked {
+        assert_eq!(bed.answered(), []);
+        bed.detached(stripe, kept);
+    }
+    assert_eq!(bed.answered(), [(id, None)]);
+}
+
+#[test]
+fn stripes_are_left_a_few_in_a_turn() {
+    let mut bed = Bed::failed(dirty([]));
+    (0..10).for_each(|stripe| _ = bed.write(stripe * 256));
+    bed.pump();
+    let records: Vec<DetachedStripe> = std::mem::take(&mut bed.rooms.fx.detach);
+    bed.detach.detached(&records);
+    for left in [4, 4, 2] {
+        assert!(bed.detach.goes_on(&bed.rooms.cache));
+        bed.pump();
+        assert_eq!(bed.rooms.sent().len(), left);
+    }
+    assert!(!bed.detach.goes_on(&bed.rooms.cache));
 }
 
 #[test]

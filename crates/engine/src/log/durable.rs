@@ -5,7 +5,7 @@
 //! valid footer means that every payload it names is on the medium.
 
 use forebay_block::IoBuf;
-use forebay_format::{Footer, Lsn, SegmentSeq, encode_footer, footer_bytes};
+use forebay_format::{Entry, Footer, Lsn, SegmentSeq, encode_footer, footer_bytes};
 
 use crate::api::ShardConfig;
 use crate::key::Key;
@@ -74,6 +74,21 @@ impl Log {
         }
         self.wanted.retain(|&wanted| wanted > lsn);
         true
+    }
+
+    /// The blocks that entries of segments say are dirty, if not all of the segment is durable: all
+    /// blocks whose newest version may not be durable, and others. No more than a few segments
+    /// have them, whatever the size of the log.
+    pub fn doubtful_blocks(&self) -> Vec<Key> {
+        let sealing = self.sealing.iter().map(|sealing| &sealing.segment);
+        let segments = sealing.chain(&self.open);
+        let doubtful = segments.filter(|s| self.segments[s.index].last_lsn > self.durable);
+        let entries = doubtful.flat_map(|segment| &segment.entries).filter(|entry| entry.dirty);
+        let keys = |entry: &Entry| {
+            let (volume, first) = (entry.volume, entry.block);
+            (first..first + u64::from(entry.count)).map(move |block| Key::new(volume, block))
+        };
+        entries.flat_map(keys).collect()
     }
 
     /// Takes the next operation that waits for a record that is now durable, or any if `all`.

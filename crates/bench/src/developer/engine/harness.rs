@@ -6,10 +6,13 @@ use std::time::Duration;
 
 use anyhow::{bail, ensure};
 use forebay_block::testing::Numbers;
-use forebay_block::{Arena, BufPool, ByteRange, Completion, Instant, IoBuf, IoFlags, IoOp};
+use forebay_block::{
+    Arena, BufPool, ByteRange, Completion, ErrorKind, Instant, IoBuf, IoError, IoFlags, IoOp,
+};
 use forebay_engine::testing::{Devices, VOLUME, config as small_config};
 use forebay_engine::{
-    ContentLocality, Effects, Engine, Request, RequestId, Shard, ShardConfig, State, Stats, Target,
+    ContentLocality, DetachedStripe, Effects, Engine, Health, Mode, Request, RequestId, Setting,
+    Shard, ShardConfig, State, Stats, Target, Trust,
 };
 use forebay_volume::pool::{Division, SPARE_PERCENT, area_of, geometry};
 use rustix::time::{ClockId, clock_gettime};
@@ -74,11 +77,11 @@ impl Layout {
 }
 
 /// The calls of the engine, in the order of [`Harness::longest`].
-pub const CALLS: [&str; 3] = ["submit", "complete", "poll"];
+pub const CALLS: [&str; 4] = ["submit", "complete", "poll", "others"];
 
 /// The CPU time of the longest of each of [`CALLS`], if it is to be measured.
 #[derive(Default)]
-struct Longest(Option<[Duration; 3]>);
+struct Longest(Option<[Duration; CALLS.len()]>);
 
 impl Longest {
     fn call(&mut self, call: usize, work: impl FnOnce()) {
@@ -103,6 +106,10 @@ pub struct Harness {
     repeat: bool,
     bufs: Vec<IoBuf>,
     due: Vec<(Target, Completion)>,
+    /// Flushes of the primary that have ended, if they are held back.
+    held: Option<Vec<Completion>>,
+    /// What the engine wanted recorded, which is told in the next turn.
+    recorded: (Option<Trust>, Vec<DetachedStripe>),
     numbers: Numbers,
     spent: Duration,
     longest: Longest,
@@ -124,6 +131,8 @@ impl Harness {
             repeat: false,
             bufs: (0..BATCH).map(|_| IoBuf::zeroed(BLOCK)).collect(),
             due: Vec::new(),
+            held: None,
+            recorded: Default::default(),
             numbers: Numbers::new(5),
             spent: Duration::ZERO,
             longest: Longest::default(),
@@ -160,8 +169,8 @@ impl Harness {
 
     /// The CPU time of the longest of each of [`CALLS`] since the last time this was asked for;
     /// before the first time none is measured, which would make calls dearer.
-    pub fn longest(&mut self) -> [Duration; 3] {
-        self.longest.0.replace([Duration::ZERO; 3]).unwrap_or_default()
+    pub fn longest(&mut self) -> [Duration; CALLS.len()] {
+        self.longest.0.replace([Duration::ZERO; CALLS.len()]).unwrap_or_default()
     }
 
     /// Size of the index in bytes per block that is cached.
@@ -228,6 +237,69 @@ impl Harness {
             done += BATCH as u64;
         }
         Ok(spent.as_nanos() as f64 / 1e3 / done as f64)
+    }
+
+    /// Writes the first `ops` blocks of the volume in turn. They stay dirty, as far as the cache
+    /// allows.
+    pub fn dirty(&mut self, ops: u64) -> anyhow::Result<()> {
+        for first in (0..ops).step_by(BATCH) {
+            self.batch(IoOp::Write, BATCH as u64, |i, _| first + i)?;
+        }
+        Ok(())
+    }
+
+    /// Switches the volume to write-through and back.
+    pub fn switch(&mut self) -> anyhow::Result<()> {
+        for mode in [Mode::WriteThrough, Mode::WriteBack] {
+            self.call(|engine, _, _| engine.set(Setting::Mode(VOLUME, mode)));
+            (0..SETTLING_TURNS / 100).try_for_each(|_| self.turn())?;
+        }
+        Ok(())
+    }
+
+    /// Looks for similar blocks during `ops` random reads, and no longer.
+    pub fn similar(&mut self, ops: u64) -> anyhow::Result<()> {
+        let set = |harness: &mut Self, content| {
+            harness.call(|engine, _, _| engine.set(Setting::Content(content)));
+        };
+        set(self, ContentLocality::Similar);
+        self.reads(ops)?;
+        set(self, ContentLocality::Rewrite);
+        (0..SETTLING_TURNS).try_for_each(|_| self.turn())
+    }
+
+    /// Destages while the primary takes long for its flush, which fails at last.
+    pub fn fail_flush(&mut self) -> anyhow::Result<()> {
+        self.engine.set_drain(true);
+        self.held = Some(Vec::new());
+        (0..SETTLING_TURNS).try_for_each(|_| self.turn())?;
+        self.engine.set_drain(false);
+        for mut done in self.held.take().unwrap_or_default() {
+            done.result = Err(ErrorKind::Media.into());
+            self.due.push((Target::Primary(VOLUME), done));
+        }
+        (0..SETTLING_TURNS).try_for_each(|_| self.turn())
+    }
+
+    /// Loses the cache device: its dirty blocks go to the primary. Meanwhile `ops` random blocks
+    /// are written.
+    pub fn lose(&mut self, ops: u64) -> anyhow::Result<()> {
+        let error = IoError::from(ErrorKind::Media);
+        self.call(|engine, now, fx| engine.flush_failed(now, Target::Cache, &error, fx));
+        self.writes(ops)?;
+        for _ in 0..TURNS_MAX {
+            self.turn()?;
+            if self.engine.health() == Health::Detached {
+                return (0..SETTLING_TURNS).try_for_each(|_| self.turn());
+            }
+        }
+        bail!("the cache device is not left");
+    }
+
+    /// A call that is none of the usual ones.
+    fn call(&mut self, work: impl FnOnce(&mut Engine, Instant, &mut Effects)) {
+        let Self { engine, fx, now, longest, .. } = self;
+        self.spent += timed(|| longest.call(3, || work(engine, *now, fx)));
     }
 
     fn measure(
@@ -321,6 +393,13 @@ impl Harness {
     /// One turn of an event loop: completions, `poll`, then all I/O is done.
     fn turn(&mut self) -> anyhow::Result<()> {
         self.now = self.now + TURN;
+        let (trust, stripes) = std::mem::take(&mut self.recorded);
+        if let Some(trust) = trust {
+            self.call(|engine, now, fx| engine.trust_recorded(now, trust, fx));
+        }
+        if !stripes.is_empty() {
+            self.call(|engine, now, fx| engine.detached(now, &stripes, fx));
+        }
         let Self { engine, fx, due, now, longest, .. } = self;
         self.spent += timed(|| {
             for (target, done) in due.drain(..) {
@@ -329,8 +408,14 @@ impl Harness {
             longest.call(2, || engine.poll(*now, fx));
         });
         for (target, io) in self.fx.ios.drain(..) {
-            self.due.push((target, self.devices.carry_out(target, io)));
+            let is_flush = io.op == IoOp::Flush && target != Target::Cache;
+            let done = self.devices.carry_out(target, io);
+            match self.held.as_mut().filter(|_| is_flush) {
+                Some(held) => held.push(done),
+                None => self.due.push((target, done)),
+            }
         }
+        self.recorded = (self.fx.record_trust.take(), std::mem::take(&mut self.fx.detach));
         for reply in self.fx.replies.drain(..) {
             if let Err(error) = reply.result {
                 bail!("request {:?}: {error}", reply.id);

@@ -109,6 +109,12 @@ impl Index {
         }
     }
 
+    /// Frees a piece of the memory of an index that is not used any more; returns whether there was
+    /// one.
+    pub fn drop_piece(&mut self) -> bool {
+        self.table.drop_piece()
+    }
+
     /// The number of blocks in the index.
     pub fn len(&self) -> u64 {
         self.len

@@ -73,6 +73,11 @@ impl Table {
         }
     }
 
+    /// Frees the last piece, with its buckets; returns whether there was one.
+    pub fn drop_piece(&mut self) -> bool {
+        self.pieces.pop().is_some()
+    }
+
     /// Number of buckets.
     pub fn len(&self) -> u64 {
         let last = self.pieces.last().map_or(0, Vec::len);
