@@ -1,6 +1,5 @@
 //! The state of a volume in one shard.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use forebay_block::{Instant, IoError};
@@ -15,6 +14,25 @@ use crate::losses::Losses;
 use crate::order::Order;
 use crate::slab::Id;
 
+/// All blocks that have been dirty since a time, or longer. A block that was written again since
+/// then counts, too, until a destage that set out later is on the primary: an earlier one may have
+/// carried an older version.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Leftover {
+    /// The time.
+    pub until: Instant,
+    /// Where the search for one continues, by age and stripe: before this there are only blocks
+    /// that cannot be read back, for which nobody waits.
+    pub from: (Instant, u64),
+}
+
+impl Leftover {
+    /// All blocks that are dirty at a time.
+    pub fn at(until: Instant) -> Self {
+        Self { until, from: (Instant(0), 0) }
+    }
+}
+
 /// A volume's part in one shard.
 #[derive(Debug)]
 pub(crate) struct Volume {
@@ -28,14 +46,12 @@ pub(crate) struct Volume {
     pub flush_waiters: Vec<Id>,
     pub fua_waiters: Vec<Id>,
     pub flushing: bool,
-    /// Blocks that were dirty when the volume entered a mode in which the primary alone must be
-    /// complete, in address order; and the flushes that wait until none of them is dirty.
-    pub leftover: BTreeSet<Key>,
+    /// The blocks that were dirty when the volume entered a mode in which the primary alone must be
+    /// complete, if some still are; and the flushes that wait until none of them is.
+    pub leftover: Option<Leftover>,
     pub leftover_waiters: Vec<Id>,
     /// Some of its stripes are being detached.
     pub is_leaving: bool,
-    /// Number of times `leftover` was set: a destage from before that may carry an older version.
-    pub switches: u64,
     /// Losses of completed writes, until flushes have reported them to the clients.
     pub losses: Losses,
     /// A flush after direct changes failed: blocks read from the primary are not admitted any more.
@@ -90,8 +106,7 @@ impl Volume {
             distrusted: false,
             changed: false,
             direct_since: Instant::default(),
-            leftover: BTreeSet::new(),
-            switches: 0,
+            leftover: None,
             leftover_waiters: Vec::new(),
             is_leaving: false,
             written_since: Instant::default(),

@@ -1,7 +1,6 @@
 //! The cache proper, on which requests, destaging, reclaim, life and recovery work: the cached
 //! blocks and their places, the paths into the log and back, the devices, and the volumes.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Instant, Io, VolumeId};
@@ -24,7 +23,7 @@ use crate::out::Out;
 use crate::ram::Ram;
 use crate::store::Store;
 use crate::ticket::Ticket;
-use crate::volume::Volume;
+use crate::volume::{Leftover, Volume};
 
 pub(crate) mod admission;
 mod append;
@@ -47,6 +46,11 @@ use pins::Pins;
 use share::Shares;
 pub(crate) use standing::Standing;
 use wear::wear_budget;
+
+/// Limit on the stripes in which one turn looks for leftover dirty blocks of a volume.
+const LEFTOVER_STRIPES: usize = 64;
+
+const KNOWN: &str = "requests name volumes there are";
 
 /// Pause before a block that could not be read back is tried again.
 pub(crate) const UNREADABLE_PAUSE: Duration = Duration::from_secs(1);
@@ -179,11 +183,11 @@ impl Cache {
     }
 
     pub(crate) fn volume(&self, id: VolumeId) -> &Volume {
-        self.known_volume(id).expect("requests name volumes there are")
+        self.known_volume(id).expect(KNOWN)
     }
 
     pub(crate) fn volume_mut(&mut self, id: VolumeId) -> &mut Volume {
-        self.volumes[usize::from(id.0)].as_mut().expect("requests name volumes there are")
+        self.volumes[usize::from(id.0)].as_mut().expect(KNOWN)
     }
 
     /// Offset of a segment on the cache device, in bytes.
@@ -282,12 +286,9 @@ impl Cache {
     /// is complete: they come from a crash or from another mode. Later writes wait for the primary
     /// themselves.
     pub(crate) fn note_leftover(&mut self, id: VolumeId) {
-        let complete = self.volume(id).config.mode.is_complete();
-        let leftover =
-            if complete { self.contents.dirty().of_volume(id).collect() } else { BTreeSet::new() };
+        let now = self.now;
         let volume = self.volume_mut(id);
-        volume.leftover = leftover;
-        volume.switches += 1;
+        volume.leftover = volume.config.mode.is_complete().then(|| Leftover::at(now));
     }
 
     /// Notes, at a start, whether more blocks are dirty than a cut of an ordered volume may have.
@@ -299,7 +300,30 @@ impl Cache {
 
     /// Whether leftover dirty blocks of a volume must be destaged immediately.
     pub(crate) fn has_leftover(&self, volume: VolumeId) -> bool {
-        !self.volume(volume).leftover.is_empty()
+        let oldest = self.contents.dirty().oldest_of(volume);
+        let leftover = self.volume(volume).leftover;
+        leftover.zip(oldest).is_some_and(|(leftover, oldest)| oldest <= leftover.until)
+    }
+
+    /// Looks for a leftover dirty block of a volume that can be read back, and forgets the others;
+    /// returns whether none is left. If there are many others, it continues in the next turn.
+    pub(crate) fn settle_leftover(&mut self, id: VolumeId) -> bool {
+        let Some(leftover) = &mut self.volumes[usize::from(id.0)].as_mut().expect(KNOWN).leftover
+        else {
+            return true;
+        };
+        for _ in 0..LEFTOVER_STRIPES {
+            let next = self.contents.dirty().next_by_age(id, leftover.from);
+            match next.filter(|(since, _)| *since <= leftover.until) {
+                Some((_, stripe)) if self.contents.is_any_readable(stripe) => return false,
+                Some((since, stripe)) => leftover.from = (since, stripe + 1),
+                None => {
+                    self.volume_mut(id).leftover = None;
+                    return true;
+                }
+            }
+        }
+        false
     }
 
     /// Whether the volume is destaged cut by cut: not in modes in which each write waits for the

@@ -17,7 +17,7 @@ mod sharing;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use forebay_block::{Instant, VolumeId};
+use forebay_block::{Instant, STRIPE_BLOCKS, VolumeId};
 use forebay_format::{EntryKind, SegmentSeq};
 
 use base::Base;
@@ -30,6 +30,7 @@ pub use pages::{Pages, UNIT_PAGES_MAX};
 use sharing::Sharing;
 
 use crate::key::{Key, KeyMap, LargeMap};
+use crate::left::keys_of;
 use crate::ram::Ram;
 
 /// A version of a block.
@@ -238,6 +239,13 @@ impl Contents {
     /// Number of blocks of a volume, clean and dirty.
     pub fn held_by(&self, volume: VolumeId) -> u64 {
         self.held[usize::from(volume.0)]
+    }
+
+    /// Whether a stripe has a dirty block that can be read back.
+    pub fn is_any_readable(&self, stripe: u64) -> bool {
+        let (dirty, _) = self.dirty.in_stripe(stripe);
+        let mut blocks = keys_of(stripe).filter(|key| dirty.get(key.0 % STRIPE_BLOCKS));
+        blocks.any(|key| !self.fenced.contains(&key))
     }
 
     /// Number of dirty blocks that can be destaged. Blocks that cannot be read back must not hold

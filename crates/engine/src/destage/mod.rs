@@ -24,6 +24,7 @@ use crate::key::{Key, KeyMap};
 use crate::note::Note;
 use crate::slab::{Id, Slab};
 use crate::ticket::Ticket;
+use crate::volume::Leftover;
 
 mod cut;
 mod gather;
@@ -65,8 +66,6 @@ pub struct Destage {
     /// The primary has written it, but no flush has covered it yet.
     written: bool,
     started: Instant,
-    /// Value of the volume's `switches` when the destage started.
-    switches: u64,
     /// It is a part of a cut.
     in_cut: bool,
     /// The number of its blocks that are dirty only to fill a stripe of the primary.
@@ -407,7 +406,6 @@ impl Destaging {
             through: Vec::new(),
             written: false,
             started: cache.now,
-            switches: cache.volume(volume).switches,
             in_cut: false,
             filled: 0,
         }
@@ -543,13 +541,13 @@ impl Destaging {
     /// In a mode that promises that the primary alone is complete, fails the waiting flushes after
     /// a failed destage, and makes later ones wait until its blocks are on the primary.
     fn note_failed(&self, cache: &mut Cache, id: Id, error: &IoError) {
-        let Destage { volume, blocks, .. } = *self.destages.get(id);
+        let volume = self.destages.get(id).volume;
         if !cache.volume(volume).config.mode.is_complete() {
             return;
         }
-        let keys = blocks.iter().map(|block| Key::new(volume, block));
+        let now = cache.now;
         let state = cache.volume_mut(volume);
-        state.leftover.extend(keys);
+        state.leftover = Some(Leftover::at(now));
         for op in std::mem::take(&mut state.leftover_waiters) {
             cache.out.note(Note::FlushPart(op, Err(error.clone())));
         }
@@ -629,18 +627,14 @@ impl Destaging {
         let started = durable.then_some(destage.started);
         let state = cache.volume_mut(destage.volume);
         state.flow.filled_blocks -= destage.filled;
-        let settles = durable && state.switches == destage.switches && !state.leftover.is_empty();
         for (block, version) in destage.blocks.iter().zip(&destage.versions) {
             let key = Key::new(destage.volume, block);
             let newest = Self::is_newest(cache, key, version);
             cache.end_destaging(&version.place, version.seq);
-            // The newer version of a passed block may have failed.
-            if settles && !version.passed {
-                cache.volume_mut(destage.volume).leftover.remove(&key);
-            }
             if durable && newest {
                 cache.contents.mark_clean(key, &mut cache.ram);
             }
+            // The newer version of a passed block may have failed.
             if !version.passed {
                 cache.contents.end_destaging(key, started);
             }

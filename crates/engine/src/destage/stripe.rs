@@ -186,7 +186,7 @@ impl Destaging {
             && !state.config.suspect
             && !state.distrusted
             && !state.config.mode.is_complete()
-            && state.leftover.is_empty()
+            && state.leftover.is_none()
     }
 
     /// The blocks that are not dirty of the full stripe of `unit` blocks at `start`, if it is worth

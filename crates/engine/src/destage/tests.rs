@@ -469,7 +469,7 @@ fn a_write_that_waits_is_told_when_its_block_is_written_or_failed_or_gone() {
 fn where_the_primary_has_to_be_complete_a_failed_destage_fails_the_flushes_that_wait_for_it() {
     let mut bed = Bed::with([5]);
     bed.rooms.set_mode(VOLUME, Mode::WriteThrough);
-    bed.rooms.volume_mut(VOLUME).leftover.clear();
+    bed.rooms.volume_mut(VOLUME).leftover = None;
     bed.rooms.volume_mut(VOLUME).leftover_waiters.push(Id(3));
     let write = bed.write();
     bed.end(write, Err(ErrorKind::Media.into()));
@@ -489,7 +489,7 @@ fn where_the_primary_has_to_be_complete_a_failed_flush_makes_the_next_one_wait_f
     let mut bed = Bed::with([5]);
     bed.rooms.set_mode(VOLUME, Mode::WriteThrough);
     let write = bed.write();
-    bed.rooms.volume_mut(VOLUME).leftover.clear();
+    bed.rooms.volume_mut(VOLUME).leftover = None;
     bed.end(write, Ok(()));
     bed.flushed(Err(ErrorKind::Media.into()));
     assert!(bed.rooms.has_leftover(VOLUME));
@@ -499,10 +499,19 @@ fn where_the_primary_has_to_be_complete_a_failed_flush_makes_the_next_one_wait_f
 fn a_destage_that_began_before_a_change_of_mode_settles_nothing_after_it() {
     let mut bed = Bed::with([5]);
     let write = bed.write();
+    bed.rooms.dirty([5]);
     bed.rooms.set_mode(VOLUME, Mode::WriteThrough);
+    bed.wait(RETRY_FIRST);
     bed.end(write, Ok(()));
     bed.flushed(Ok(()));
-    assert!(bed.rooms.has_leftover(VOLUME), "it may have been an older version");
+    assert!(bed.rooms.has_leftover(VOLUME), "it was an older version");
+    bed.rooms.flush_device();
+    let write = bed.write();
+    bed.rooms.dirty([5]);
+    bed.end(write, Ok(()));
+    bed.flushed(Ok(()));
+    assert!(bed.rooms.contents.dirty().contains(key(5)));
+    assert!(!bed.rooms.has_leftover(VOLUME), "what is newer waits for the primary itself");
 }
 
 #[test]

@@ -23,7 +23,7 @@ impl Requests {
             self.flush(op).outstanding += 1;
             cache.volume_mut(volume).flush_waiters.push(op);
         }
-        if !cache.volume(volume).leftover.is_empty() {
+        if cache.has_leftover(volume) {
             self.flush(op).outstanding += 1;
             cache.volume_mut(volume).leftover_waiters.push(op);
         }
@@ -49,16 +49,9 @@ impl Requests {
 
     /// Completes flushes whose leftover dirty blocks are all on the primary.
     pub fn pump_leftover(&mut self, cache: &mut Cache, fx: &mut Effects) {
-        for i in 0..cache.volumes.len() {
-            let Some(volume) = cache.volumes[i].as_mut() else { continue };
-            while let Some(key) = volume.leftover.first() {
-                if cache.contents.dirty().contains(*key) && !cache.contents.fenced().contains(key) {
-                    break;
-                }
-                volume.leftover.pop_first();
-            }
-            if volume.leftover.is_empty() {
-                for op in std::mem::take(&mut volume.leftover_waiters) {
+        for id in cache.volume_ids() {
+            if cache.known_volume(id).is_some() && cache.settle_leftover(id) {
+                for op in std::mem::take(&mut cache.volume_mut(id).leftover_waiters) {
                     self.flush_part_done(cache, op, Ok(()), fx);
                 }
             }

@@ -110,6 +110,36 @@ fn a_flush_waits_for_dirty_blocks_from_before_a_change_of_mode() {
 }
 
 #[test]
+fn a_change_of_mode_takes_no_longer_with_many_dirty_blocks() {
+    let mut bed = Bed::new();
+    let stripes = 15;
+    for stripe in 0..stripes {
+        bed.rooms.dirty_durable([stripe * 256, stripe * 256 + 9]);
+    }
+    bed.rooms.set_mode(VOLUME, Mode::WriteThrough);
+    let kept = bed.rooms.volume(VOLUME).leftover.expect("there are some");
+    assert_eq!(kept.from.1, 0, "nothing was looked at");
+    let now = bed.rooms.now;
+    bed.rooms.now = now + std::time::Duration::from_secs(1);
+    bed.rooms.dirty_durable([15 * 256]);
+    let id = bed.flush();
+    (0..stripes).for_each(|stripe| bed.rooms.forget(stripe * 256));
+    let Rooms { cache, fx, .. } = &mut bed.rooms;
+    bed.requests.pump_leftover(cache, fx);
+    assert_eq!(bed.answered(), []);
+    // What cannot be read back is passed for good, and what is newer does not count.
+    for stripe in 0..stripes {
+        assert!(bed.rooms.contents.fence(key(stripe * 256 + 9)));
+    }
+    let Rooms { cache, fx, .. } = &mut bed.rooms;
+    bed.requests.pump_leftover(cache, fx);
+    assert_eq!(bed.answered(), [(id, None)]);
+    assert!(!bed.rooms.has_leftover(VOLUME));
+    bed.rooms.set_mode(VOLUME, Mode::WriteBack);
+    assert!(bed.rooms.volume(VOLUME).leftover.is_none());
+}
+
+#[test]
 fn a_stop_fails_flushes_that_wait_for_dirty_blocks_from_before_a_change_of_mode() {
     let mut bed = Bed::new();
     bed.rooms.dirty_durable([5]);
