@@ -398,6 +398,9 @@ impl Destaging {
             return self.give_up_cut(cache, volume);
         }
         let cut = self.cuts.get_mut(&volume).expect("a part lives as long as its destages");
+        if cut.step == Step::Over {
+            return self.forget(cache, id, false);
+        }
         cut.ready.insert(blocks.first, id);
     }
 
@@ -437,10 +440,11 @@ impl Destaging {
         self.cuts.get(&volume).is_some_and(|cut| cut.step == Step::Writing && cut.ready.is_empty())
     }
 
-    /// Whether a destage may be joined by writes that wait for its blocks: it will be written.
+    /// Whether a destage may be joined by writes that wait for its blocks: it will be written, or
+    /// has been.
     pub(super) fn will_be_written(&self, destage: &Destage) -> bool {
         let cut = self.cuts.get(&destage.volume).filter(|_| destage.in_cut);
-        cut.is_none_or(|cut| cut.step == Step::Writing)
+        !destage.unflushed && cut.is_none_or(|cut| cut.step == Step::Writing)
     }
 }
 

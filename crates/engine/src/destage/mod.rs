@@ -65,6 +65,8 @@ pub struct Destage {
     through: Vec<Id>,
     /// The primary has written it, but no flush has covered it yet.
     written: bool,
+    /// The flush failed: it ends in this turn or in a later one, and its blocks stay dirty.
+    unflushed: bool,
     started: Instant,
     /// It is a part of a cut.
     in_cut: bool,
@@ -97,11 +99,12 @@ pub struct Destaging {
     /// Blocks for which a write-through write waits, and those writes by block.
     urgent: VecDeque<Key>,
     through_waiters: KeyMap<Vec<Id>>,
-    /// Destages whose blocks the primary has durably; the blocks do not count as clean yet.
+    /// Destages whose flush has ended. Those whose blocks the primary has durably do not count as
+    /// clean yet.
     covered: VecDeque<Id>,
-    /// Blocks gathered, and blocks that became clean, in this turn.
+    /// Blocks gathered, and blocks of destages that ended with their flush, in this turn.
     gathered: u64,
-    cleaned: u64,
+    ended: u64,
     draining: bool,
 }
 
@@ -130,10 +133,10 @@ const FLUSH_BATCH: usize = 256;
 /// Approximate limit on the blocks gathered at the same time. With more, the primary would get the
 /// first block only after the cache device had read nearly all of them.
 const COLLECTED_MAX: u64 = 8 * STRIPE_BLOCKS;
-/// Blocks gathered in one turn from which no destage is started, and blocks that become clean in
-/// one turn from which no other do: a stripe more at most.
+/// Blocks gathered in one turn from which no destage is started, and blocks of destages that ended
+/// in one turn from which no other do: a stripe more at most.
 const GATHERED_MAX: u64 = 256;
-const CLEANED_MAX: u64 = 1024;
+const ENDED_MAX: u64 = 256;
 /// Limit on the stripes visited in one step, and on the steps in one turn of the event loop.
 const STRIPES_LOOKED_AT: usize = 64;
 const LOOKS_MAX: usize = 256;
@@ -145,8 +148,8 @@ impl Destaging {
     /// Starts the destages that the pacer allows. `is_idle` says that no client request is in
     /// flight.
     pub fn pump(&mut self, cache: &mut Cache, is_idle: bool, fx: &mut Effects) {
-        (self.gathered, self.cleaned) = (0, 0);
-        self.clean_covered(cache);
+        (self.gathered, self.ended) = (0, 0);
+        self.end_covered(cache);
         self.start_urgent(cache, fx);
         for volume in cache.volume_ids() {
             if cache.known_volume(volume).is_some_and(|v| v.order.blocks_max.is_some()) {
@@ -405,6 +408,7 @@ impl Destaging {
             unread: Vec::new(),
             through: Vec::new(),
             written: false,
+            unflushed: false,
             started: cache.now,
             in_cut: false,
             filled: 0,
@@ -590,30 +594,29 @@ impl Destaging {
         if let Err(error) = result {
             self.back_off(cache, id, error);
             self.note_failed(cache, id, error);
-            return self.end_covered(cache, id, false);
+            let destage = self.destages.get_mut(id);
+            (destage.written, destage.unflushed) = (false, true);
         }
         self.covered.push_back(id);
-        self.clean_covered(cache);
+        self.end_covered(cache);
     }
 
-    /// The blocks of destages that are durable become clean, as many as one turn allows.
-    fn clean_covered(&mut self, cache: &mut Cache) {
-        while self.cleaned < CLEANED_MAX
+    /// Ends destages whose flush has ended, as many as one turn allows: blocks that are durable
+    /// become clean, others may set out again.
+    fn end_covered(&mut self, cache: &mut Cache) {
+        while self.ended < ENDED_MAX
             && let Some(id) = self.covered.pop_front()
         {
-            self.cleaned += self.destages.get(id).blocks.count;
-            self.end_covered(cache, id, true);
+            let destage = self.destages.get_mut(id);
+            let (blocks, failed) = (destage.blocks.count, destage.unflushed);
+            destage.unflushed = false;
+            self.ended += blocks;
+            cache.volume_mut(destage.volume).flow.unflushed_blocks -= blocks;
+            match failed && destage.in_cut {
+                true => self.write_again(cache, id),
+                false => self.forget(cache, id, !failed),
+            }
         }
-    }
-
-    fn end_covered(&mut self, cache: &mut Cache, id: Id, durable: bool) {
-        let Destage { volume, blocks, .. } = *self.destages.get(id);
-        cache.volume_mut(volume).flow.unflushed_blocks -= blocks.count;
-        if self.destages.get(id).in_cut && !durable {
-            self.destages.get_mut(id).written = false;
-            return self.write_again(cache, id);
-        }
-        self.forget(cache, id, durable);
     }
 
     /// Whether the next turn should come at once, since this one has done enough.

@@ -496,6 +496,38 @@ fn where_the_primary_has_to_be_complete_a_failed_flush_makes_the_next_one_wait_f
 }
 
 #[test]
+fn after_a_failed_flush_as_many_destages_end_in_a_turn_as_after_another_one() {
+    for result in [Ok(()), Err(ErrorKind::Media.into())] {
+        let mut rooms = Rooms::new(0);
+        for block in 0..900 {
+            let Rooms { cache, fx, .. } = &mut rooms;
+            assert!(cache.push_written(fx, key(block), &[0; BLOCK_SIZE]), "there is room");
+        }
+        rooms.log_record();
+        rooms.flush_device();
+        let destaging = Destaging { draining: true, ..Destaging::default() };
+        let mut bed = Bed { rooms, destaging };
+        let stripes = 4;
+        for _ in 0..stripes {
+            let write = bed.write();
+            bed.end(write, Ok(()));
+        }
+        bed.flushed(result.clone());
+        assert!(bed.rooms.is_stuck(VOLUME) == result.is_err(), "nothing sets out meanwhile");
+        for left in [3, 2, 1, 0] {
+            assert_eq!(bed.destaging.len(), left);
+            assert_eq!(bed.destaging.goes_on(), left > 0);
+            bed.wait_through(899, 1);
+            bed.pump();
+            assert_eq!(bed.told().len(), usize::from(result.is_ok()), "only when it is written");
+        }
+        let dirty = bed.rooms.contents.dirty().blocks();
+        assert_eq!(dirty, if result.is_ok() { 0 } else { 900 });
+        assert_eq!(bed.rooms.volume(VOLUME).flow.unflushed_blocks, 0);
+    }
+}
+
+#[test]
 fn a_destage_that_began_before_a_change_of_mode_settles_nothing_after_it() {
     let mut bed = Bed::with([5]);
     let write = bed.write();
