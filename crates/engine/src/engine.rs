@@ -515,7 +515,9 @@ impl Engine {
         }
         let makes_room = self.cache.makes_room();
         let works = matches!(self.cache.state(), State::Serving | State::Stopping);
-        let goes_on = self.destaging.goes_on() || self.detach.goes_on(&self.cache);
+        let goes_on = self.destaging.goes_on()
+            || self.detach.goes_on(&self.cache)
+            || self.cache.form.has_given_up();
         if makes_room && self.reclaim.is_sorting() || works && goes_on {
             deadline = deadline.min(self.cache.now);
         }

@@ -29,32 +29,56 @@ impl Sketch {
     }
 }
 
-/// Low bits of a slot that tell features apart; the 48 bits of a block's key are above them.
+/// Low bits of a slot that tell features apart; the 48 bits of a block's key are above them. A slot
+/// is stored inverted, so that zeroed memory is empty slots.
 const TAG_BITS: u32 = 16;
-const EMPTY: u64 = u64::MAX;
+const EMPTY: u64 = 0;
+/// The logarithm of the slots of a piece of 4 MiB, of which the allocator makes a mapping.
+const PIECE_LOG: u32 = 19;
 
-/// Blocks by feature: each slot holds the last block with a feature that hashes to it.
+/// Some slots of a table.
+pub type Piece = Box<[u64]>;
+
+/// Blocks by feature: each slot holds the last block with a feature that hashes to it. The slots
+/// lie in pieces, each of which takes memory from its first use on: to make a large table, or to
+/// free all of it, would take long.
 #[derive(Debug)]
 pub struct Alike {
-    slots: Vec<u64>,
+    pieces: Vec<Option<Piece>>,
+    slots: u64,
 }
 
 impl Alike {
-    /// A table for a cache of `blocks` blocks, which takes 8 bytes of memory for each.
+    /// A table for a cache of `blocks` blocks, which takes up to 8 bytes of memory for each.
     pub fn new(blocks: u64) -> Self {
-        let slots = usize::try_from(blocks).expect("a table fits memory");
-        Self { slots: vec![EMPTY; slots.max(1)] }
+        let slots = blocks.max(1);
+        let pieces = usize::try_from(slots.div_ceil(1 << PIECE_LOG)).expect("a table fits memory");
+        Self { pieces: vec![None; pieces], slots }
     }
 
-    fn slot(&self, number: u64) -> usize {
-        ((u128::from(number) * self.slots.len() as u128) >> 64) as usize
+    /// The pieces that take memory.
+    pub fn into_pieces(self) -> impl Iterator<Item = Piece> {
+        self.pieces.into_iter().flatten()
+    }
+
+    /// The piece of a number's slot, and the slot's position there.
+    fn place(&self, number: u64) -> (usize, usize) {
+        let slot = ((u128::from(number) * u128::from(self.slots)) >> 64) as u64;
+        ((slot >> PIECE_LOG) as usize, (slot & ((1 << PIECE_LOG) - 1)) as usize)
+    }
+
+    fn slot_mut(&mut self, number: u64) -> &mut u64 {
+        let (piece, within) = self.place(number);
+        let rest = self.slots - ((piece as u64) << PIECE_LOG);
+        let slots = rest.min(1 << PIECE_LOG) as usize;
+        let piece = &mut self.pieces[piece];
+        &mut piece.get_or_insert_with(|| vec![EMPTY; slots].into_boxed_slice())[within]
     }
 
     /// Notes that a block with this sketch is stored whole.
     pub fn note(&mut self, sketch: &Sketch, key: Key) {
         for number in sketch.spread() {
-            let slot = self.slot(number);
-            self.slots[slot] = key.0 << TAG_BITS | number & ((1 << TAG_BITS) - 1);
+            *self.slot_mut(number) = !(key.0 << TAG_BITS | number & ((1 << TAG_BITS) - 1));
         }
     }
 
@@ -62,10 +86,12 @@ impl Alike {
     pub fn find(&self, sketch: &Sketch, key: Key) -> Option<Key> {
         let mut found = [(Key(0), 0); 1 + FEATURES];
         for number in sketch.spread() {
-            let slot = self.slots[self.slot(number)];
+            let (piece, within) = self.place(number);
+            let stored = self.pieces[piece].as_ref().map_or(EMPTY, |piece| piece[within]);
+            let slot = !stored;
             let same = (slot ^ number) & ((1 << TAG_BITS) - 1) == 0;
             let other = Key(slot >> TAG_BITS);
-            if slot == EMPTY || !same || other == key {
+            if stored == EMPTY || !same || other == key {
                 continue;
             }
             let place = found.iter_mut().find(|(known, n)| *n == 0 || *known == other);
@@ -150,6 +176,22 @@ mod tests {
             assert_eq!(alike.find(&Sketch::of(&block), Key(1000)), Some(Key(seed)), "moved");
         }
         assert_eq!(alike.find(&Sketch::of(&noise(500)), Key(1000)), None);
+    }
+
+    #[test]
+    fn a_large_table_takes_memory_as_it_is_used() {
+        let mut alike = Alike::new(1 << 32);
+        let sketches: Vec<Sketch> = (0..9).map(|seed| Sketch::of(&noise(seed))).collect();
+        assert_eq!(alike.find(&sketches[0], Key(1000)), None);
+        for (key, sketch) in sketches.iter().enumerate() {
+            alike.note(sketch, Key(key as u64));
+        }
+        for (key, sketch) in sketches.iter().enumerate() {
+            assert_eq!(alike.find(sketch, Key(1000)), Some(Key(key as u64)));
+        }
+        let pieces: Vec<Piece> = alike.into_pieces().collect();
+        assert!((2..=9 * (1 + FEATURES)).contains(&pieces.len()), "{}", pieces.len());
+        assert!(pieces.iter().all(|piece| piece.len() == 1 << PIECE_LOG));
     }
 
     #[test]

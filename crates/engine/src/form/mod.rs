@@ -68,6 +68,12 @@ impl Forms {
     /// Begins a turn of the event loop.
     pub fn begin_turn(&mut self) {
         self.background.begin_turn();
+        self.similar.drop_piece();
+    }
+
+    /// Whether there is memory to be freed, which the next turns do.
+    pub fn has_given_up(&self) -> bool {
+        self.similar.has_given_up()
     }
 }
 

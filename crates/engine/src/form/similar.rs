@@ -16,7 +16,7 @@ use forebay_format::EntryKind;
 
 use crate::api::ContentLocality;
 use crate::contents::{Place, Stored};
-use crate::form::alike::{Alike, Gate, Sketch};
+use crate::form::alike::{Alike, Gate, Piece, Sketch};
 use crate::form::payload::decode;
 use crate::form::{Context, Copied, Forms, Like};
 use crate::key::Key;
@@ -41,6 +41,8 @@ pub struct Seek {
 pub struct Similar {
     /// `None` while similar blocks are not wanted.
     alike: Option<Alike>,
+    /// What is left to be freed of tables that are not wanted any more.
+    given_up: Vec<Piece>,
     compressor: SimilarCompressor,
     /// Indexed by volume, up to the highest volume searched so far.
     gates: Vec<Gate>,
@@ -52,6 +54,7 @@ impl Similar {
     pub fn new(wanted: bool, blocks: u64) -> Self {
         let mut similar = Self {
             alike: None,
+            given_up: Vec::new(),
             compressor: SimilarCompressor::new(),
             gates: Vec::new(),
             seeks: Slab::default(),
@@ -60,13 +63,26 @@ impl Similar {
         similar
     }
 
-    /// Starts to learn, or forgets everything.
+    /// Starts to learn, or forgets everything. The memory is freed over several turns, by
+    /// [`Similar::drop_piece`].
     pub fn set_wanted(&mut self, wanted: bool, blocks: u64) {
-        match (wanted, &self.alike) {
-            (true, None) => self.alike = Some(Alike::new(blocks)),
-            (false, Some(_)) => self.alike = None,
-            _ => {}
+        if !wanted {
+            self.given_up.extend(self.alike.take().into_iter().flat_map(Alike::into_pieces));
+        } else if self.alike.is_none() {
+            self.alike = Some(Alike::new(blocks));
         }
+    }
+
+    /// Frees some memory that is not used any more.
+    pub fn drop_piece(&mut self) {
+        if self.given_up.pop().is_some() && self.given_up.is_empty() {
+            self.given_up = Vec::new();
+        }
+    }
+
+    /// Whether there is more of it.
+    pub fn has_given_up(&self) -> bool {
+        !self.given_up.is_empty()
     }
 
     fn gate(&mut self, volume: VolumeId) -> &mut Gate {
@@ -254,3 +270,29 @@ pub fn similar_max(len: usize) -> usize {
 const REBASED_MAX: usize = BLOCK_SIZE / 4;
 /// The same limit for a block that a miss brought in.
 const ADMITTED_MAX: usize = BLOCK_SIZE / 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_that_is_not_wanted_is_freed_piece_by_piece() {
+        let mut similar = Similar::new(true, 1 << 32);
+        let sketches: Vec<Sketch> = (1..4).map(|fill| Sketch::of(&[fill; BLOCK_SIZE])).collect();
+        for (i, sketch) in sketches.iter().enumerate() {
+            similar.note(sketch, Key(i as u64));
+        }
+        similar.set_wanted(false, 1 << 32);
+        let pieces = similar.given_up.len();
+        assert!(pieces > 1, "{pieces}");
+        // It is wanted again meanwhile, and knows nothing.
+        similar.set_wanted(true, 1 << 32);
+        let alike = similar.alike.as_ref().expect("it is wanted");
+        assert_eq!(alike.find(&sketches[0], Key(9)), None);
+        for left in (0..pieces).rev() {
+            similar.drop_piece();
+            assert_eq!((similar.given_up.len(), similar.has_given_up()), (left, left > 0));
+        }
+        similar.drop_piece();
+    }
+}
