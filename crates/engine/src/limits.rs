@@ -45,6 +45,8 @@ pub const EXTENTS_FOUND: u32 = 64;
 pub const LOAD_READS_MAX: u32 = 8;
 /// Length, in whole blocks, from which a write of zeros goes to the primary instead of the log.
 pub const ZEROES_DIRECT_BLOCKS: u64 = 64;
+/// Blocks of a record to which no entry is added that removes several blocks from the cache.
+pub const INVALIDATED_MAX: u64 = 512;
 /// One block in this many of the index may be stored as a delta, which bounds the memory that bases
 /// take. The same fraction of the log, its oldest part, is not used for bases.
 pub const BASES_SHARE: u64 = 8;
@@ -90,3 +92,4 @@ const _: () = assert!(SEGMENTS_MIN > RECLAIM_RESERVE + SEALING_MAX as u64 + 1);
 const _: () = assert!(SEGMENT_BYTES_MIN >= COMPARED_ONE_IN as u64, "reclaim advances");
 const _: () = assert!(SEGMENT_READ_MAX >= RECORD_PAGES_MAX * PAGE / 2);
 const _: () = assert!(ZEROES_DIRECT_BLOCKS <= STRIPE_BLOCKS);
+const _: () = assert!(INVALIDATED_MAX >= STRIPE_BLOCKS, "a request of a stripe fits");

@@ -221,6 +221,11 @@ impl Builder {
         entries <= RECORD_ENTRIES_MAX && pages <= self.pages_max && self.rest.fits(pages, entries)
     }
 
+    /// Number of blocks that the entries so far name.
+    pub fn blocks(&self) -> u64 {
+        self.pending.iter().map(|item| u64::from(item.count)).sum()
+    }
+
     /// Length of the record so far, in pages.
     pub fn pages(&self) -> usize {
         self.pages_with(self.whole, self.packed.len(), 0)

@@ -10,6 +10,7 @@ use crate::api::primary::is_away;
 use crate::api::{Effects, Health, Target};
 use crate::cache::Cache;
 use crate::key::Key;
+use crate::limits::INVALIDATED_MAX;
 use crate::log::builder::Expect;
 use crate::request::Requests;
 use crate::request::merge::{BlockBytes, block_bytes};
@@ -49,6 +50,12 @@ impl Requests {
         let (volume, blocks) = (write.volume, write.blocks);
         let key = Key::new(volume, blocks.first);
         let count = u32::try_from(blocks.count).expect("a request lies in one stripe");
+        // All of them leave the cache when the record is closed, which happens in this turn, or
+        // when another one has been written.
+        let builder = cache.log.builder();
+        if !builder.is_empty() && builder.blocks() + blocks.count > INVALIDATED_MAX {
+            return false;
+        }
         if !cache.push_bare(fx, key, count, EntryKind::Invalidate, false, Expect::Always) {
             return false;
         }

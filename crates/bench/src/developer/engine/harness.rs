@@ -8,6 +8,7 @@ use anyhow::{bail, ensure};
 use forebay_block::testing::Numbers;
 use forebay_block::{
     Arena, BufPool, ByteRange, Completion, ErrorKind, Instant, IoBuf, IoError, IoFlags, IoOp,
+    STRIPE_BLOCKS, STRIPE_SIZE,
 };
 use forebay_engine::testing::{Devices, VOLUME, config as small_config};
 use forebay_engine::{
@@ -296,6 +297,32 @@ impl Harness {
         bail!("the cache device is not left");
     }
 
+    /// Discards the first `blocks` blocks of the volume, 32 MiB at a time.
+    pub fn discards(&mut self, blocks: u64) -> anyhow::Result<()> {
+        let stripes = blocks / STRIPE_BLOCKS;
+        for first in (0..stripes).step_by(BATCH) {
+            let batch = first..stripes.min(first + BATCH as u64);
+            let wanted = self.answered + (batch.end - batch.start);
+            for stripe in batch {
+                let request = Request {
+                    id: RequestId(stripe),
+                    volume: VOLUME,
+                    op: IoOp::Discard,
+                    range: ByteRange::new(stripe * STRIPE_SIZE, STRIPE_SIZE),
+                    flags: IoFlags::default(),
+                    buf: IoBuf::empty(),
+                    bypass: None,
+                };
+                let Self { engine, fx, now, longest, .. } = self;
+                self.spent += timed(|| longest.call(0, || engine.submit(*now, request, fx)));
+            }
+            while self.answered < wanted {
+                self.turn()?;
+            }
+        }
+        Ok(())
+    }
+
     /// A call that is none of the usual ones.
     fn call(&mut self, work: impl FnOnce(&mut Engine, Instant, &mut Effects)) {
         let Self { engine, fx, now, longest, .. } = self;
@@ -421,7 +448,7 @@ impl Harness {
                 bail!("request {:?}: {error}", reply.id);
             }
             self.answered += 1;
-            self.bufs.push(reply.buf);
+            self.bufs.extend(Some(reply.buf).filter(|buf| !buf.is_empty()));
         }
         Ok(())
     }

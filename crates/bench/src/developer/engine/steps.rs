@@ -5,7 +5,8 @@
 //! kind of work in the background takes place: growing, reclaim, moving to the store, eviction,
 //! destaging. Then come the rare cases that concern many blocks at once: the mode of a volume with
 //! many dirty blocks changes, a flush of the primary fails that covers many of them, similar blocks
-//! are looked for and no longer, and the cache device fails while many are dirty.
+//! are looked for and no longer, long ranges are discarded, and the cache device fails while many
+//! blocks are dirty.
 
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ pub struct Args {
 type Phase = fn(&mut Harness, u64) -> anyhow::Result<()>;
 
 /// The work, in order. Each takes the number of the volume's blocks.
-const PHASES: [(&str, Phase); 9] = [
+const PHASES: [(&str, Phase); 10] = [
     ("fill", |harness, _| harness.fill()),
     ("reads", |harness, blocks| harness.reads(blocks).map(drop)),
     ("writes", |harness, blocks| harness.writes(blocks / 2).map(drop)),
@@ -43,6 +44,7 @@ const PHASES: [(&str, Phase); 9] = [
         harness.fail_flush()
     }),
     ("similar", |harness, blocks| harness.similar(blocks / 8)),
+    ("discards", |harness, blocks| harness.discards(blocks / 2)),
     ("lost device", |harness, blocks| {
         harness.dirty(blocks / DIRTY_ONE_IN)?;
         harness.longest();

@@ -398,3 +398,33 @@ fn a_write_at_the_limit_of_a_primary_that_is_away_fails_after_the_patience() {
     bed.rooms.now = bed.rooms.now + Duration::from_secs(1);
     assert_eq!(release(&mut bed), [(id, Some(ErrorKind::DeviceGone))]);
 }
+
+/// Closing a record that invalidates many thousand blocks would be one long step.
+#[test]
+fn a_record_invalidates_no_more_blocks_than_fit_a_turn() {
+    let mut bed = Bed::new();
+    bed.rooms.clean((0..5).map(|stripe| stripe * 256));
+    for stripe in 0..5 {
+        let range = ByteRange::new(stripe * 256 * BLOCK, 256 * BLOCK);
+        bed.submit(IoOp::WriteZeroes, range, &[], false);
+    }
+    assert_eq!(bed.rooms.log.queued(), 5);
+    let mut blocks = Vec::new();
+    while bed.rooms.log.queued() > 0 {
+        // What `Engine::pump_log` does.
+        while let Some(&op) = bed.rooms.log.queue().front() {
+            let Rooms { cache, fx, .. } = &mut bed.rooms;
+            if !bed.requests.log_op(cache, op, fx) {
+                break;
+            }
+            bed.rooms.log.queue().pop_front();
+        }
+        let Rooms { cache, fx, .. } = &mut bed.rooms;
+        assert!(cache.close_record(fx), "there is room");
+        bed.deliver();
+        let record = bed.rooms.only();
+        blocks.push(kinds(&record.1).iter().map(|(_, count, _)| count).sum::<u32>());
+        bed.end(record, Ok(()));
+    }
+    assert_eq!(blocks, [512, 512, 256]);
+}
