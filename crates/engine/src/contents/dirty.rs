@@ -358,8 +358,8 @@ impl Dirty {
         self.volumes.get(usize::from(volume.0))?.ages.first().map(|&(at, _)| at)
     }
 
-    /// The first stripe of a volume with dirty blocks, by age and number, that is not before `from`:
-    /// when its oldest block was written, or an earlier time, and its number.
+    /// The first stripe of a volume with dirty blocks, by age and number, that is not before
+    /// `from`: when its oldest block was written, or an earlier time, and its number.
     pub fn next_by_age(&self, volume: VolumeId, from: (Instant, u64)) -> Option<(Instant, u64)> {
         self.volumes.get(usize::from(volume.0))?.ages.range(from..).next().copied()
     }

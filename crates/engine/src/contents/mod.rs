@@ -30,7 +30,6 @@ pub use pages::{Pages, UNIT_PAGES_MAX};
 use sharing::Sharing;
 
 use crate::key::{Key, KeyMap, LargeMap};
-use crate::left::keys_of;
 use crate::ram::Ram;
 
 /// A version of a block.
@@ -244,8 +243,8 @@ impl Contents {
     /// Whether a stripe has a dirty block that can be read back.
     pub fn is_any_readable(&self, stripe: u64) -> bool {
         let (dirty, _) = self.dirty.in_stripe(stripe);
-        let mut blocks = keys_of(stripe).filter(|key| dirty.get(key.0 % STRIPE_BLOCKS));
-        blocks.any(|key| !self.fenced.contains(&key))
+        let mut blocks = (0..STRIPE_BLOCKS).filter(|&at| dirty.get(at));
+        blocks.any(|at| !self.fenced.contains(&Key(stripe * STRIPE_BLOCKS + at)))
     }
 
     /// Number of dirty blocks that can be destaged. Blocks that cannot be read back must not hold

@@ -37,6 +37,8 @@ use crate::slab::Id;
 const LOOKED_AT: usize = 64;
 /// Limit on the blocks of which one turn finds out whether they were durable.
 const CHECKED_MAX: usize = 64;
+/// Blocks that set out in one turn from which no other do: a stripe more at most.
+const STARTED_MAX: u64 = 256;
 /// Limit on the stripes that are left in a turn.
 const LEFT_MAX: usize = 4;
 
@@ -60,6 +62,8 @@ pub(crate) struct Detach {
     recorded: VecDeque<DetachedStripe>,
     /// Blocks that may not have been durable when the device failed, as is still to be found out.
     unchecked: Vec<Key>,
+    /// So many blocks set out in this turn that the next one should come at once.
+    has_started: bool,
     /// The stripe at which the next turn continues.
     cursor: u64,
     /// Dirty blocks that recovery found at the end of the log of a device that had failed: nothing
@@ -152,6 +156,7 @@ impl Detach {
         destaging: &mut Destaging,
         fx: &mut Effects,
     ) {
+        self.has_started = false;
         self.check_some(cache);
         for _ in 0..LEFT_MAX {
             let Some(record) = self.recorded.pop_front() else { break };
@@ -179,6 +184,7 @@ impl Detach {
         let leaves = cache.health() == Health::Detached && !self.leaving.is_empty();
         !self.unchecked.is_empty()
             || !self.recorded.is_empty()
+            || self.has_started
             || leaves
             || cache.contents.has_given_up()
     }
@@ -201,19 +207,27 @@ impl Detach {
             leaving.range(cursor..).map(|(&stripe, _)| stripe).take(LOOKED_AT).collect();
         stripes.extend(leaving.range(..cursor).map(|(&s, _)| s).take(LOOKED_AT - stripes.len()));
         self.cursor = stripes.last().map_or(0, |last| last + 1);
+        let mut started = 0;
         for stripe in stripes {
-            if !self.leaving[&stripe].asked && Self::empty_stripe(cache, destaging, stripe, fx) {
+            if started >= STARTED_MAX {
+                (self.cursor, self.has_started) = (stripe, true);
+                break;
+            }
+            if !self.leaving[&stripe].asked
+                && Self::empty_stripe(cache, destaging, stripe, &mut started, fx)
+            {
                 self.ask_to_detach(cache, requests, stripe, fx);
             }
         }
     }
 
-    /// Destages a stripe's dirty blocks, regardless of pace; returns true if no block is left that
-    /// can be read back.
+    /// Destages a stripe's dirty blocks, regardless of pace, and counts those `started`; returns
+    /// true if no block is left that can be read back.
     fn empty_stripe(
         cache: &mut Cache,
         destaging: &mut Destaging,
         stripe: u64,
+        started: &mut u64,
         fx: &mut Effects,
     ) -> bool {
         let (dirty, on_way) = cache.contents.dirty().in_stripe(stripe);
@@ -236,8 +250,10 @@ impl Detach {
                 break;
             }
             if key >= next && !on_way.get(key.0 % STRIPE_BLOCKS) {
-                let started = destaging.start(cache, key, DestageReason::Fault, fx);
-                next = started.unwrap_or(next);
+                if let Ok(past) = destaging.start(cache, key, DestageReason::Fault, fx) {
+                    *started += past.0 - key.0;
+                    next = past;
+                }
             }
         }
         empty

@@ -318,6 +318,24 @@ fn what_was_not_durable_is_found_out_in_pieces_and_nothing_sets_out_before() {
 }
 
 #[test]
+fn blocks_of_a_stripe_or_two_set_out_in_one_turn() {
+    let mut rooms = Rooms::new(0);
+    for block in 0..3 * 256 {
+        let Rooms { cache, fx, .. } = &mut rooms;
+        assert!(cache.push_written(fx, key(block), &[0; PAGE]), "zeros take little room");
+    }
+    rooms.log_record();
+    rooms.flush_device();
+    let mut bed = Bed::failed(rooms);
+    (0..3).for_each(|stripe| _ = bed.write(stripe * 256));
+    for goes_on in [true, true, false] {
+        bed.pump();
+        assert_eq!(bed.rooms.sent().len(), 1);
+        assert_eq!(bed.detach.goes_on(&bed.rooms.cache), goes_on);
+    }
+}
+
+#[test]
 fn stripes_are_left_a_few_in_a_turn() {
     let mut bed = Bed::failed(dirty([]));
     (0..10).for_each(|stripe| _ = bed.write(stripe * 256));
