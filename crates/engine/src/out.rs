@@ -13,6 +13,9 @@ use crate::ticket::InFlight;
 
 /// Interval between checks for unanswered requests.
 const LOOK: Duration = Duration::from_secs(1);
+/// A check that is later than this is left out: the process was stopped, or its machine, and has
+/// not seen the answers that came meanwhile.
+const LATE: Duration = Duration::from_secs(5);
 
 /// Device requests in flight, the events of this turn, and undelivered notes.
 #[derive(Debug)]
@@ -84,10 +87,11 @@ impl Out {
     /// Returns whether a check for unanswered requests is due now, and schedules the next one.
     pub fn look(&mut self, now: Instant) -> bool {
         let due = now >= self.look_at;
+        let late = now.since(self.look_at) > LATE;
         if due {
             self.look_at = now + LOOK;
         }
-        due
+        due && !late
     }
 
     /// Returns the requests in flight.

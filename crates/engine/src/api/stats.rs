@@ -516,7 +516,8 @@ statistics! {
         Greatest Nanoseconds primary_age_nanos of volume;
     }
     "faults" {
-        /// Clean blocks that failed their checksum and were read again from the primary.
+        /// Clean blocks that failed their checksum, or could not be read, and were read again from
+        /// the primary.
         Counter Blocks corrupt_clean of volume;
         /// Dirty blocks that failed their checksum: data is lost.
         Counter Blocks corrupt_dirty of volume;

@@ -181,6 +181,7 @@ impl Contents {
         self.unreadable.clear();
         self.sharing.forget_unsettled();
         self.unlogged.clear();
+        self.unnamed.clear();
         self.loading = None;
         (self.payload_bytes, self.stored) = (0, [0; EntryKind::NUMBERS]);
         (self.dirty_in_store, self.dirty_floor) = (0, SegmentSeq(1));

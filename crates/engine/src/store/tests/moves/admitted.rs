@@ -224,6 +224,19 @@ fn an_older_version_that_left_without_an_entry_still_gets_one() {
 }
 
 #[test]
+fn a_device_that_is_given_up_leaves_nothing_to_be_named() {
+    let mut rooms = rooms();
+    rooms.admitted(&[4]);
+    let unit = rooms.admits(&[8]);
+    rooms.contents.give_up();
+    rooms.store.give_up();
+    assert_eq!(rooms.contents.check(), Ok(()));
+    assert!(!rooms.contents.is_unnamed(key(4)) && !rooms.store.is_entering(key(8)));
+    assert!(rooms.store.flush_at().is_none() && !rooms.store.wants_flush(rooms.now));
+    drop(unit);
+}
+
+#[test]
 fn a_round_weighs_few_blocks_in_a_turn_and_goes_on_soon() {
     let mut rooms = rooms_with(16, false);
     let blocks: Vec<u64> = (0..40).map(|n| n * 8).collect();
