@@ -38,8 +38,8 @@ fn reads_go_through_ram_to_the_store_and_some_to_the_journal() {
     let outcome = run(&config(StorePolicy::Lru), &few);
     assert_eq!((outcome.read_blocks, outcome.read_blocks_missed), (16, 8));
     assert_eq!((outcome.ram_hit_blocks, outcome.ssd_bytes(), outcome.entries), (8, 0, 0));
-    // The third page displaces the first, which enters the store whole. Read again, it comes back to
-    // RAM, and displaces the second.
+    // The third page displaces the first, which enters the store whole. Read again, it comes back
+    // to RAM, and displaces the second.
     let three: Vec<_> = (0..3).chain(0..1).map(page).collect();
     let outcome = run(&config(StorePolicy::Lru), &three);
     assert_eq!((outcome.read_requests, outcome.read_requests_missed), (4, 3));
