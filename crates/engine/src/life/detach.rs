@@ -249,11 +249,12 @@ impl Detach {
             if !may_start || flow.destage_writes >= cache.config.destage_depth {
                 break;
             }
-            if key >= next && !on_way.get(key.0 % STRIPE_BLOCKS) {
-                if let Ok(past) = destaging.start(cache, key, DestageReason::Fault, fx) {
-                    *started += past.0 - key.0;
-                    next = past;
-                }
+            if key >= next
+                && !on_way.get(key.0 % STRIPE_BLOCKS)
+                && let Ok(past) = destaging.start(cache, key, DestageReason::Fault, fx)
+            {
+                *started += past.0 - key.0;
+                next = past;
             }
         }
         empty
