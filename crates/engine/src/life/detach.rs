@@ -304,19 +304,21 @@ impl Detach {
         self.left(cache, requests, stripe, fx);
     }
 
-    /// Leaves a stripe: drops the cache's copies of its blocks, and resumes its writes.
+    /// Leaves a stripe: drops the cache's copies of its blocks, and resumes its writes. Of a stripe
+    /// that was left before, blocks that were kept until now are dropped: those that have been
+    /// overwritten, and those that were read back after all, and are on the primary.
     fn left(&mut self, cache: &mut Cache, requests: &mut Requests, stripe: u64, fx: &mut Effects) {
+        let kept = cache.left.kept(stripe);
+        let is_kept = |key: &Key| kept.get(key.0 % STRIPE_BLOCKS);
+        for key in keys_of(stripe).filter(|key| !is_kept(key)) {
+            cache.ram.remove(key);
+            cache.contents.forget(key, &mut cache.ram);
+        }
         let Some(Leaving { writes, .. }) = self.leaving.remove(&stripe) else { return };
         self.wanted.remove(&stripe);
         self.note_leaving(cache);
-        let kept = cache.left.kept(stripe);
-        for key in keys_of(stripe) {
-            if !kept.get(key.0 % STRIPE_BLOCKS) {
-                cache.ram.remove(key);
-                cache.contents.forget(key, &mut cache.ram);
-            } else if self.undurable.contains(&stripe) {
-                self.note_lost(cache, key);
-            }
+        if self.undurable.contains(&stripe) {
+            keys_of(stripe).filter(is_kept).for_each(|key| self.note_lost(cache, key));
         }
         self.undurable.remove(&stripe);
         self.pump_flushes(cache, requests, None, fx);

@@ -3,6 +3,7 @@
 
 use forebay_block::{ByteRange, ErrorKind, Io, IoBuf, IoFlags, IoOp, IoResult};
 use forebay_format::{EntryKind, PAGE, decode_footer, decode_record};
+use forebay_policy::Standing;
 
 use super::detach::Detach;
 use super::*;
@@ -250,6 +251,34 @@ fn a_write_over_a_kept_block_is_answered_when_a_record_says_that_it_is_kept_no_m
     bed.detached(0, 0);
     assert_eq!(bed.answered(), [(id, None)]);
     assert!(bed.rooms.contents.fenced().is_empty());
+}
+
+/// Regression: its old version was read after it had been written again, past the cache (seed
+/// 80809920 of the simulator).
+#[test]
+fn a_kept_block_that_is_on_the_primary_after_all_is_dropped_when_a_record_keeps_it_no_more() {
+    let mut rooms = dirty([6, 7]);
+    assert!(rooms.contents.fence(key(6)) && rooms.contents.fence(key(7)));
+    let mut bed = Bed::failed(rooms);
+    bed.write(9);
+    bed.empty();
+    bed.asked();
+    bed.detached(0, 3 << 6);
+    let other = bed.rooms.only();
+    bed.end(other, Ok(()));
+    bed.answered();
+
+    // The device gives 6 back after all, and the primary has it. Then 7 is written.
+    bed.rooms.mark_clean(6);
+    bed.rooms.ram.put(key(6), &content(6), Standing::Doubled);
+    bed.write(7);
+    let write = bed.rooms.only();
+    bed.end(write, Ok(()));
+    bed.primary_flushed();
+    assert_eq!(bed.asked(), [(0, 0)]);
+    bed.detached(0, 0);
+    assert_eq!(bed.rooms.contents.get(key(6)), None);
+    assert!(!bed.rooms.ram.contains(key(6)), "a direct write would leave it as it is");
 }
 
 #[test]
