@@ -221,9 +221,9 @@ impl Shard for Engine {
                 |engine, fx| engine.reclaim.pump(&mut engine.cache, fx),
                 |engine, fx| engine.cache.pump_store(fx),
                 |engine, fx| engine.cache.pump_excess(fx),
-                |engine, fx| engine.requests.pump_leftover(&mut engine.cache, fx),
                 Self::pump_detach,
                 Self::pump_destage,
+                |engine, fx| engine.requests.pump_leftover(&mut engine.cache, fx),
                 Self::pump_primary_flushes,
                 |engine, fx| engine.cache.pump_alone(fx),
                 |engine, fx| engine.compare.pump(&mut engine.cache, fx),
@@ -550,7 +550,8 @@ impl Engine {
         if self.cache.volumes.iter().flatten().any(Volume::has_unflushed) {
             deadline = deadline.min(self.cache.now + FLUSH_TICK);
         }
-        if self.cache.volumes.iter().flatten().any(|v| !v.written.is_empty()) {
+        let waits = |v: &Volume| !v.written.is_empty() || !v.leftover_waiters.is_empty();
+        if self.cache.volumes.iter().flatten().any(waits) {
             deadline = deadline.min(self.cache.now + DESTAGE_TICK);
         }
         if let Some(at) = self.cache.next_visit() {

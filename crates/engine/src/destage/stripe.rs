@@ -221,6 +221,7 @@ impl Destaging {
         let place = cache.contents.get(key)?;
         let changes = cache.locks.is_locked(key)
             || cache.contents.unsettled(key).is_some()
+            || cache.contents.is_unnamed(key)
             || cache.log.builder_ref().has_entry_of(key);
         let is_plain = cache.contents.is_in_store(&place)
             && place.kind.has_payload()

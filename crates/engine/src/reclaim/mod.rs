@@ -436,6 +436,7 @@ impl Reclaim {
             }
             warm -= 1;
             let now = cache.contents.same_version(item.key, &item.place);
+            let now = now.filter(|_| !cache.contents.is_unnamed(item.key));
             if let Some(now) = now
                 && !cache.push_mapping(fx, item.key, now)
             {
