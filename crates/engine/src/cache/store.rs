@@ -217,7 +217,7 @@ impl Cache {
         let all = self.has_client_space();
         while let Some(id) = self.store.first_ready(all) {
             if self.store.unit(id).blocks.is_empty() {
-                self.store.take_ready(id);
+                self.store.end_ready(id);
                 continue;
             }
             let segment = self.store.unit(id).segment;

@@ -373,7 +373,7 @@ impl Contents {
 
     /// Whether a block of the store is not named by the log yet: nothing may rest on it.
     pub fn is_unnamed(&self, key: Key) -> bool {
-        !self.unnamed.is_empty() && self.unnamed.contains_key(&key)
+        self.unnamed.contains_key(&key)
     }
 
     /// Notes that an entry names a block's place in the store, and changes nothing.

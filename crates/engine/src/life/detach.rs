@@ -171,6 +171,7 @@ impl Detach {
             Health::Detached => {
                 for _ in 0..LEFT_MAX {
                     let Some((&stripe, _)) = self.leaving.first_key_value() else { break };
+                    Self::drop_unkept(cache, stripe);
                     self.left(cache, requests, stripe, fx);
                 }
                 self.pump_flushes(cache, requests, None, fx);
@@ -300,25 +301,31 @@ impl Detach {
     ) {
         let stripe = number_of(record);
         cache.left.add(stripe, Bits::from_words(record.kept));
+        Self::drop_unkept(cache, stripe);
         self.restored(cache, requests, stripe, fx);
         self.left(cache, requests, stripe, fx);
     }
 
-    /// Leaves a stripe: drops the cache's copies of its blocks, and resumes its writes. Of a stripe
-    /// that was left before, blocks that were kept until now are dropped: those that have been
-    /// overwritten, and those that were read back after all, and are on the primary.
-    fn left(&mut self, cache: &mut Cache, requests: &mut Requests, stripe: u64, fx: &mut Effects) {
+    /// Drops the cache's copies of a stripe's blocks, except those that are kept. Of a stripe that
+    /// was left before, these are blocks that were kept until now: they have been overwritten, or
+    /// were read back after all, and are on the primary.
+    fn drop_unkept(cache: &mut Cache, stripe: u64) {
         let kept = cache.left.kept(stripe);
-        let is_kept = |key: &Key| kept.get(key.0 % STRIPE_BLOCKS);
-        for key in keys_of(stripe).filter(|key| !is_kept(key)) {
+        for key in keys_of(stripe).filter(|key| !kept.get(key.0 % STRIPE_BLOCKS)) {
             cache.ram.remove(key);
             cache.contents.forget(key, &mut cache.ram);
         }
+    }
+
+    /// Leaves a stripe, whose blocks have been dropped: resumes its writes.
+    fn left(&mut self, cache: &mut Cache, requests: &mut Requests, stripe: u64, fx: &mut Effects) {
         let Some(Leaving { writes, .. }) = self.leaving.remove(&stripe) else { return };
         self.wanted.remove(&stripe);
         self.note_leaving(cache);
         if self.undurable.contains(&stripe) {
-            keys_of(stripe).filter(is_kept).for_each(|key| self.note_lost(cache, key));
+            let kept = cache.left.kept(stripe);
+            let kept = keys_of(stripe).filter(|key| kept.get(key.0 % STRIPE_BLOCKS));
+            kept.for_each(|key| self.note_lost(cache, key));
         }
         self.undurable.remove(&stripe);
         self.pump_flushes(cache, requests, None, fx);
@@ -428,11 +435,6 @@ impl Detach {
         }
         for id in ended {
             self.restoring.retain(|&(_, other)| other != id);
-            let Op::Write(write) = requests.get(id) else { continue };
-            for key in write.keys() {
-                cache.ram.remove(key);
-                cache.contents.forget(key, &mut cache.ram);
-            }
             requests.end_write(cache, id, Ok(()), fx);
         }
     }

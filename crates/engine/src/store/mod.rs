@@ -471,7 +471,7 @@ impl Store {
 
     /// Whether a block comes with a unit that is admitted and being written.
     pub fn is_entering(&self, key: Key) -> bool {
-        !self.entering.is_empty() && self.entering.contains_key(&key)
+        self.entering.contains_key(&key)
     }
 
     /// Notes that a block is about to change: as it is being written, it must not enter.
@@ -584,17 +584,14 @@ impl Store {
         self.ready.front().or(admitted).copied()
     }
 
-    /// Takes a unit that [`Store::first_ready`] has returned.
-    pub fn take_ready(&mut self, id: Id) -> Unit {
-        let unit = self.units.remove(id);
-        match unit.is_admitted {
-            true => {
-                self.admitted -= 1;
-                self.ready_admitted.pop_front();
-            }
-            false => _ = self.ready.pop_front(),
+    /// Forgets a unit that [`Store::first_ready`] has returned: its blocks are named.
+    pub fn end_ready(&mut self, id: Id) {
+        if self.units.remove(id).is_admitted {
+            self.admitted -= 1;
+            self.ready_admitted.pop_front();
+        } else {
+            self.ready.pop_front();
         }
-        unit
     }
 
     /// Forgets the units in flight: the device failed.
