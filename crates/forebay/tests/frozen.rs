@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use nbdkit::Nbdkit;
 use support::nbd::Nbd;
-use support::{Place, noise, until};
+use support::{Place, Server, noise, until};
 use tools::have;
 
 const MIB: u64 = 1 << 20;
@@ -55,6 +55,32 @@ fn check(nbd: &mut Nbd, expected: &[u8]) {
     assert!(found == expected);
 }
 
+/// Serves both volumes, writes to each, and stops. The bytes written to `a` and to `b`.
+fn write_both(place: &Place, arguments: &[String]) -> [Vec<u8>; 2] {
+    let server = place.start(arguments);
+    let written = [noise(1, 64 << 10), noise(2, 64 << 10)];
+    for (volume, bytes) in ["a", "b"].into_iter().zip(&written) {
+        connect(place, volume).write(MIB, bytes, true).expect("it is written");
+    }
+    server.stop(&[]);
+    written
+}
+
+/// Starts soon although the primary of `a` does not answer, and serves what was written: `a` from
+/// the cache alone. The server, and a client of `a`.
+fn start_without_a(place: &Place, arguments: &[String], written: &[Vec<u8>; 2]) -> (Server, Nbd) {
+    let before = Instant::now();
+    let server = place.start(arguments);
+    let took = before.elapsed();
+    assert!(took < Duration::from_secs(6), "{took:?}");
+    check(&mut connect(place, "b"), &written[1]);
+    let mut client = connect(place, "a");
+    check(&mut client, &written[0]);
+    client.read(8 * MIB, &mut [0; 4096]).expect_err("only the primary has it");
+    assert_eq!(server.status()["volumes"][0]["primary_health"]["state"], "away");
+    (server, client)
+}
+
 /// Regression: a start waited ten seconds for such a server before it served anybody.
 #[test]
 fn a_server_that_is_stopped_delays_the_start_of_no_other_volume() {
@@ -64,22 +90,10 @@ fn a_server_that_is_stopped_delays_the_start_of_no_other_volume() {
     let place = Place::new();
     let san = start_san(&place);
     let arguments = serve(&place, "30s");
-    let server = place.start(&arguments);
-    let (mine, others) = (noise(1, 64 << 10), noise(2, 64 << 10));
-    connect(&place, "a").write(MIB, &mine, true).expect("it is written");
-    connect(&place, "b").write(MIB, &others, true).expect("it is written");
-    server.stop(&[]);
+    let written = write_both(&place, &arguments);
 
     san.signal("STOP");
-    let before = Instant::now();
-    let server = place.start(&arguments);
-    let took = before.elapsed();
-    assert!(took < Duration::from_secs(6), "{took:?}");
-    check(&mut connect(&place, "b"), &others);
-    let mut frozen = connect(&place, "a");
-    check(&mut frozen, &mine);
-    frozen.read(8 * MIB, &mut [0; 4096]).expect_err("only the primary has it");
-    assert_eq!(server.status()["volumes"][0]["primary_health"]["state"], "away");
+    let (server, mut frozen) = start_without_a(&place, &arguments, &written);
 
     san.signal("CONT");
     server.log("volume a: its primary is back");
@@ -105,31 +119,19 @@ fn a_server_that_answers_no_read_delays_the_start_of_no_other_volume() {
     place.make("a.img", 16 * MIB);
     let san = start_san_with(&place, &[]);
     let arguments = serve(&place, "30s");
-    let server = place.start(&arguments);
-    let (mine, others) = (noise(1, 64 << 10), noise(2, 64 << 10));
-    connect(&place, "a").write(MIB, &mine, true).expect("it is written");
-    connect(&place, "b").write(MIB, &others, true).expect("it is written");
-    server.stop(&[]);
+    let written = write_both(&place, &arguments);
 
     drop(san);
     let san = start_san_with(&place, &["rdelay=3600"]);
-    let before = Instant::now();
-    let server = place.start(&arguments);
-    let took = before.elapsed();
-    assert!(took < Duration::from_secs(6), "{took:?}");
-    check(&mut connect(&place, "b"), &others);
-    let mut silent = connect(&place, "a");
-    check(&mut silent, &mine);
-    silent.read(8 * MIB, &mut [0; 4096]).expect_err("only the primary has it");
-    assert_eq!(server.status()["volumes"][0]["primary_health"]["state"], "away");
+    let (server, mut silent) = start_without_a(&place, &arguments, &written);
 
     drop(san);
     let _san = start_san_with(&place, &[]);
     server.log("volume a: its primary is back");
     until("it is used", || silent.read(8 * MIB, &mut [0; 4096]).is_ok());
     server.stop(&["--drain"]);
-    let written = fs::read(place.path("a.img")).expect("it is a file");
-    assert!(written[MIB as usize..][..mine.len()] == mine);
+    let disk = fs::read(place.path("a.img")).expect("it is a file");
+    assert!(disk[MIB as usize..][..written[0].len()] == written[0]);
 }
 
 /// Regression: the server was killed after twenty seconds, as its shards waited for the primary,
