@@ -81,12 +81,13 @@ fn usable_base(cx: &mut Context<'_>, key: Key) -> Option<Place> {
     let young = cx.is_young(cx.log.seq_of(&base));
     let own = cx.contents.bases().saturating_sub(cx.similar_blocks());
     let room = cx.contents.has_base(key) || own < cx.contents.index().capacity() / BASES_SHARE;
-    // An entry that waits in the builder may take the base away when the record is closed.
+    // An entry that waits in the builder may take the base away when the record is closed: a copy
+    // forward, or the word that the clean block is gone, since its primary was changed.
     let usable = young
         && room
         && !cx.log.is_named_leaving(key)
         && !cx.contents.is_unnamed(key)
         && cx.ram.contains(cx.contents.base_in_ram(key))
-        && !cx.log.builder().may_change(key);
+        && !cx.log.builder().has_entry_of(key);
     usable.then_some(base)
 }

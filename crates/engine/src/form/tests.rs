@@ -109,6 +109,20 @@ fn a_block_alone_is_stored_as_zstd_lz4_or_as_it_is() {
     }
 }
 
+/// Closing the record ended the process: the base was gone.
+#[test]
+fn a_block_that_the_same_record_says_is_gone_is_no_base() {
+    let mut bed = Bed::rewriting();
+    let old = noise(1, BLOCK_SIZE);
+    bed.written(1, &old);
+    bed.rooms.mark_clean(1);
+    bed.rooms.log.builder().push_bare(key(1), 1, EntryKind::Invalidate, false, Expect::Always);
+    let whole = bed.write(1, &changed(&old, 100));
+    assert_eq!((whole.kind, whole.expect), (EntryKind::Raw, Expect::Always));
+    bed.rooms.closed();
+    assert_eq!(bed.rooms.contents.get(key(1)).map(|place| place.kind), Some(EntryKind::Raw));
+}
+
 #[test]
 fn a_rewrite_is_a_delta_against_the_version_that_ram_has() {
     let mut bed = Bed::rewriting();

@@ -318,12 +318,6 @@ impl Builder {
         self.pending.iter().any(|item| item.expect == Expect::Absent && range.contains(&item.key.0))
     }
 
-    /// Whether the record has an entry for the block that may not count when the record is closed.
-    pub fn may_change(&self, key: Key) -> bool {
-        let of = |item: &Pending| (item.key.0..item.key.0 + u64::from(item.count)).contains(&key.0);
-        self.pending.iter().any(|item| !item.expect.is_certain() && of(item))
-    }
-
     /// Whether an entry of the record rests on a payload in the segment at position `segment`: the
     /// payload of a base, or a shared one.
     pub fn rests_on(&self, segment: u32) -> bool {

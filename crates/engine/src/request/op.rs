@@ -131,6 +131,11 @@ pub struct WriteOp {
 }
 
 impl WriteOp {
+    /// Whether the old content of its edges was read. That lasts while its blocks are locked.
+    pub fn is_merged(&self) -> bool {
+        self.edges.iter().any(Option::is_some)
+    }
+
     /// Notes that the write waits for a tier.
     pub fn wait_for(&mut self, tier: Tier) {
         self.tier = self.tier.max(tier);

@@ -95,17 +95,13 @@ impl Requests {
         // A flush inside a write would bypass the flush gate, which reports a failure to every
         // shard.
         let flags = IoFlags { fua: false, ..write.flags };
-        let merged = write.edges.iter().any(Option::is_some);
-        let buf = std::mem::take(&mut write.buf);
-        let range = match op {
-            IoOp::Discard => cache.bytes_on_volume(volume, blocks),
-            _ if merged => cache.bytes_on_volume(volume, blocks),
-            _ => self.write(id).range,
+        let range = match op == IoOp::Discard || write.is_merged() {
+            true => cache.bytes_on_volume(volume, blocks),
+            false => write.range,
         };
-        let (op, buf) = if merged {
-            (IoOp::Write, self.merged_buffer(cache, id, &buf, range))
-        } else {
-            (op, buf)
+        let (op, buf) = match write.is_merged() {
+            true => (IoOp::Write, self.merged_buffer(cache, id, range)),
+            false => (op, std::mem::take(&mut write.buf)),
         };
         cache.note_foreground();
         cache.volume_mut(volume).flow.pacer.begin_foreground();
@@ -114,14 +110,14 @@ impl Requests {
     }
 
     /// All bytes of a direct write whose edges were read, in whole blocks.
-    fn merged_buffer(&mut self, cache: &Cache, id: Id, data: &IoBuf, range: ByteRange) -> IoBuf {
+    fn merged_buffer(&mut self, cache: &Cache, id: Id, range: ByteRange) -> IoBuf {
         let mut out = cache.config.buffers.get(range.len as usize);
         let write = self.write(id);
         for (i, block) in write.blocks.iter().enumerate() {
             let start = i * BLOCK_SIZE;
             let end = (start + BLOCK_SIZE).min(out.len());
             let part = &mut out[start..end];
-            match block_bytes(write, data, &write.edges, block) {
+            match block_bytes(write, &write.buf, &write.edges, block) {
                 BlockBytes::Zero => part.fill(0),
                 BlockBytes::Whole(bytes) => part.copy_from_slice(&bytes[..part.len()]),
                 BlockBytes::Short(bytes) => part.copy_from_slice(&bytes[..part.len()]),
@@ -143,7 +139,9 @@ impl Requests {
         let now = cache.now;
         let write = self.write(id);
         let (volume, op) = (write.volume, write.op);
-        write.buf = done.buf;
+        if !write.is_merged() {
+            write.buf = done.buf;
+        }
         let state = cache.volume_mut(volume);
         state.flow.pacer.end_foreground(now, now.since(sent));
         let away = done.result.as_ref().is_err_and(|error| is_away(error.kind()));
@@ -163,16 +161,11 @@ impl Requests {
     }
 
     /// Starts a direct write over as one of the cache, since the primary is away. The blocks become
-    /// dirty, so whatever the primary did with the write will be overwritten.
+    /// dirty, so whatever the primary did with the write will be overwritten. They stay locked: the
+    /// old content of the edges would otherwise undo another write.
     fn turn_to_cache(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
-        self.unlock_blocks(cache, id, fx);
         let write = self.write(id);
         let (volume, blocks) = (write.volume, write.blocks);
-        if write.edges.iter().any(Option::is_some) {
-            // The buffer has whole blocks now.
-            write.range = cache.bytes_on_volume(volume, blocks);
-            write.edges = [None, None];
-        }
         (write.stage, write.bypass, write.logged) = (Stage::Throttled, None, 0);
         write.keys().for_each(|key| cache.policy.written(key.0));
         if !Self::hold_back(cache, id, volume, blocks) {

@@ -246,7 +246,7 @@ impl Requests {
         let first = Key::new(volume, blocks.first);
         let last = Key::new(volume, blocks.end() - 1);
         let write = self.write(id);
-        if op == IoOp::Discard || !(head || tail) {
+        if op == IoOp::Discard || !(head || tail) || write.is_merged() {
             return self.merged(cache, id, fx);
         }
         write.stage = Stage::Merging;

@@ -428,3 +428,51 @@ fn a_record_invalidates_no_more_blocks_than_fit_a_turn() {
     }
     assert_eq!(blocks, [512, 512, 256]);
 }
+
+/// Long zeroes of a part of two blocks, which the primary does not answer; and a write of the first
+/// of these blocks, if any, which waits for them.
+fn zeroes_that_turn_to_the_cache(bed: &mut Bed, later: Option<&[u8]>) {
+    let len = (ZEROES_DIRECT_BLOCKS + 2) * BLOCK;
+    bed.rooms.devices.primary[..len as usize].copy_from_slice(&noise(9, len as usize));
+    bed.submit(IoOp::WriteZeroes, ByteRange::new(100, len - 200), &[], false);
+    for read in bed.rooms.sent() {
+        bed.end(read, Ok(()));
+    }
+    later.map(|bytes| bed.write(0, bytes));
+    let direct = bed.rooms.only();
+    let whole = ByteRange::new(0, len);
+    assert_eq!((direct.0, direct.1.op, direct.1.range), (PRIMARY, IoOp::Write, whole));
+    bed.rooms.volume_mut(VOLUME).failures = 1;
+    bed.end(direct, Err(ErrorKind::DeviceGone.into()));
+    bed.log_written();
+    if later.is_some() {
+        bed.log_written();
+    }
+    assert!(bed.answered().iter().all(|(_, error)| error.is_none()));
+    assert_eq!(bed.requests.len(), 0);
+}
+
+/// The bytes beside them became zeros.
+#[test]
+fn zeroes_that_turn_to_the_cache_leave_the_bytes_beside_them() {
+    let mut bed = Bed::new();
+    zeroes_that_turn_to_the_cache(&mut bed, None);
+    let len = (ZEROES_DIRECT_BLOCKS + 2) * BLOCK;
+    let mut expected = noise(9, len as usize);
+    expected[100..len as usize - 100].fill(0);
+    bed.read(0, ZEROES_DIRECT_BLOCKS + 2);
+    for io in bed.rooms.sent() {
+        bed.end(io, Ok(()));
+    }
+    assert!(bed.bytes() == expected);
+}
+
+/// The edge's old content came after it.
+#[test]
+fn a_write_that_waits_for_one_that_turns_to_the_cache_is_not_undone() {
+    let mut bed = Bed::new();
+    let later = noise(3, BLOCK_SIZE);
+    zeroes_that_turn_to_the_cache(&mut bed, Some(&later));
+    bed.read(0, 1);
+    assert!(bed.bytes() == later);
+}
