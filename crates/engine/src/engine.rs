@@ -291,6 +291,11 @@ impl Shard for Engine {
         self.cache.has_unflushed()
     }
 
+    fn untold(&self) -> u64 {
+        let untold = self.cache.volumes.iter().flatten().filter(|one| one.losses.is_untold());
+        untold.fold(0, |bits, one| bits | 1 << one.config.id.0)
+    }
+
     fn volumes(&self) -> Vec<VolumeState> {
         let state = |volume: &crate::volume::Volume| {
             let id = volume.config.id;

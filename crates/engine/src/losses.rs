@@ -28,6 +28,12 @@ impl Losses {
         self.error = Some(error);
     }
 
+    /// Whether a loss has been told to no flush that began after it.
+    #[must_use]
+    pub fn is_untold(&self) -> bool {
+        self.told < self.count
+    }
+
     /// Returns the losses known now, for a flush that begins.
     #[must_use]
     pub fn known(&self) -> Known {

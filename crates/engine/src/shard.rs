@@ -52,6 +52,11 @@ pub trait Shard {
     fn has_unflushed(&self) -> bool {
         true
     }
+    /// The volumes of which completed writes were lost and no flush has been told so, a bit for
+    /// each id. Whoever serves after this shard must know.
+    fn untold(&self) -> u64 {
+        0
+    }
     /// The last record of a log that an orderly stop has ended; zero if it was not ended, or there
     /// is none.
     fn log_end(&self) -> Lsn {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_block::{Instant, IoError};
+use forebay_block::{ErrorKind, Instant, IoError};
 use forebay_policy::ReadAround;
 
 use crate::api::VolumeConfig;
@@ -52,10 +52,14 @@ pub(crate) struct Volume {
     pub leftover_waiters: Vec<Id>,
     /// Some of its stripes are being detached.
     pub is_leaving: bool,
+    /// When the primary last took dirty blocks, or a record of a stripe being detached came.
+    pub progress: Instant,
     /// Losses of completed writes, until flushes have reported them to the clients.
     pub losses: Losses,
     /// A flush after direct changes failed: blocks read from the primary are not admitted any more.
     pub flush_failed: bool,
+    /// Flushes of the primary that failed: those of any shard, each once or twice.
+    pub failed_flushes: u64,
     /// Failed flushes of the primary that have been reported to the shard.
     pub flush_failures: u64,
     /// `distrusted`: the primary was changed without the cache, so the clean blocks are not used
@@ -88,6 +92,10 @@ impl Volume {
         let mut flow = Flow::new(depth, config.rotational, Key::new(config.id, 0));
         flow.set_pace(config.pace, shards);
         let order = Order::new(config.ordered, now);
+        let mut losses = Losses::default();
+        if config.lost {
+            losses.note(ErrorKind::Media.into());
+        }
         Self {
             config,
             flow,
@@ -100,8 +108,9 @@ impl Volume {
             flush_waiters: Vec::new(),
             fua_waiters: Vec::new(),
             flushing: false,
-            losses: Losses::default(),
+            losses,
             flush_failed: false,
+            failed_flushes: 0,
             flush_failures: 0,
             distrusted: false,
             changed: false,
@@ -109,6 +118,7 @@ impl Volume {
             leftover: None,
             leftover_waiters: Vec::new(),
             is_leaving: false,
+            progress: Instant::default(),
             written_since: Instant::default(),
             retry_at: Instant::default(),
             failures: 0,

@@ -8,10 +8,10 @@
 //! that. (Costs decide in a similar way in GreedyDual: Young, The k-server dual and loose
 //! competitiveness for paging, Algorithmica 1994.)
 
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 use std::ops::Range;
 
-use hashbrown::HashMap;
+use hashbrown::HashTable;
 
 const NONE: u32 = u32::MAX;
 
@@ -70,10 +70,68 @@ struct Ends {
     oldest: u32,
 }
 
+/// The places of blocks by key. It consists of parts, so that only one of them moves when it grows
+/// or is cleared of what erasures leave behind: all of a large table would take longer than a turn
+/// of a shard may.
+#[derive(Clone, Debug)]
+struct Places {
+    parts: Box<[HashTable<(u64, u32)>]>,
+    len: usize,
+}
+
+/// The mean number of blocks in a part, at most.
+const PART_BLOCKS: usize = 2048;
+
+impl Places {
+    fn new(capacity: usize) -> Self {
+        let parts = capacity.div_ceil(PART_BLOCKS).next_power_of_two();
+        Self { parts: (0..parts).map(|_| HashTable::new()).collect(), len: 0 }
+    }
+
+    #[inline]
+    fn hash_of(key: u64) -> u64 {
+        KeyHash::default().hash_one(key)
+    }
+
+    /// The part of a hash. Tables use its lowest and its highest bits.
+    #[inline]
+    fn part_of(&self, hash: u64) -> usize {
+        (hash >> 32) as usize & (self.parts.len() - 1)
+    }
+
+    #[inline]
+    fn get(&self, key: u64) -> Option<u32> {
+        let hash = Self::hash_of(key);
+        let found = self.parts[self.part_of(hash)].find(hash, |&(other, _)| other == key);
+        found.map(|&(_, place)| place)
+    }
+
+    /// Adds a block that has no place.
+    fn insert(&mut self, key: u64, place: u32) {
+        let hash = Self::hash_of(key);
+        let part = self.part_of(hash);
+        self.parts[part].insert_unique(hash, (key, place), |&(key, _)| Self::hash_of(key));
+        self.len += 1;
+    }
+
+    fn remove(&mut self, key: u64) -> Option<u32> {
+        let hash = Self::hash_of(key);
+        let part = self.part_of(hash);
+        let found = self.parts[part].find_entry(hash, |&(other, _)| other == key).ok()?;
+        let ((_, place), _) = found.remove();
+        self.len -= 1;
+        Some(place)
+    }
+
+    fn keys(&self) -> impl Iterator<Item = u64> {
+        self.parts.iter().flat_map(HashTable::iter).map(|&(key, _)| key)
+    }
+}
+
 /// Recent blocks by key. Each has a place: a number below the capacity.
 #[derive(Clone, Debug)]
 pub struct Recent {
-    map: HashMap<u64, u32, KeyHash>,
+    map: Places,
     links: Vec<Link>,
     free: Vec<u32>,
     /// The orders, by standing.
@@ -92,8 +150,7 @@ impl Recent {
     pub fn new(capacity: usize) -> Self {
         assert!(capacity < NONE as usize, "a RAM tier is below 16 TiB");
         Self {
-            // A large table that grows is moved at once, which takes longer than a turn may.
-            map: HashMap::with_capacity_and_hasher(capacity, KeyHash::default()),
+            map: Places::new(capacity),
             links: Vec::with_capacity(capacity),
             free: Vec::new(),
             ends: [Ends { newest: NONE, oldest: NONE }; 2],
@@ -105,20 +162,20 @@ impl Recent {
     /// Number of blocks in the set.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.map.len()
+        self.map.len
     }
 
     /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.map.is_empty()
+        self.len() == 0
     }
 
     /// The block's place; `None` if it is not in the set.
     #[must_use]
     #[inline]
     pub fn find(&self, key: u64) -> Option<u32> {
-        self.map.get(&key).copied()
+        self.map.get(key)
     }
 
     /// Makes a block the most recent of its order and returns its place; `None` if it is not in the
@@ -258,7 +315,7 @@ impl Recent {
     /// Gives the place of block `from` to block `to`, which loses its own.
     pub fn rename(&mut self, from: u64, to: u64) {
         self.forget(to);
-        if let Some(place) = self.map.remove(&from) {
+        if let Some(place) = self.map.remove(from) {
             self.links[place as usize].key = to;
             self.map.insert(to, place);
         }
@@ -266,7 +323,7 @@ impl Recent {
 
     /// Removes a block.
     pub fn forget(&mut self, key: u64) {
-        if let Some(place) = self.map.remove(&key) {
+        if let Some(place) = self.map.remove(key) {
             self.unlink(place);
             self.free.push(place);
         }
@@ -274,7 +331,7 @@ impl Recent {
 
     /// Removes all blocks whose key `keep` rejects.
     pub fn retain(&mut self, keep: impl Fn(u64) -> bool) {
-        let gone: Vec<u64> = self.map.keys().copied().filter(|&key| !keep(key)).collect();
+        let gone: Vec<u64> = self.map.keys().filter(|&key| !keep(key)).collect();
         gone.into_iter().for_each(|key| self.forget(key));
     }
 
@@ -339,6 +396,22 @@ impl Recent {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// One table of 32,768 buckets was moved to one of twice as many here, at once.
+    #[test]
+    fn parts_stay_small_however_long_blocks_come_and_go() {
+        let capacity = 27_000;
+        let mut recent = Recent::new(capacity);
+        for key in 0..10 * capacity as u64 {
+            recent.put(key * 7, Standing::Alone);
+        }
+        let parts = &recent.map.parts;
+        assert_eq!((recent.len(), parts.len()), (capacity, 16));
+        assert_eq!(parts.iter().map(HashTable::len).sum::<usize>(), capacity);
+        assert!(parts.iter().all(|part| part.capacity() <= 2 * PART_BLOCKS));
+        (0..capacity as u64).for_each(|i| recent.forget((9 * capacity as u64 + i) * 7));
+        assert!(recent.is_empty() && recent.map.keys().next().is_none());
+    }
 
     #[test]
     fn a_renamed_block_keeps_its_place_and_its_age() {

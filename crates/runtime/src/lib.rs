@@ -50,7 +50,7 @@ pub use message::{
     ClientStats, Latencies, Message, OPERATIONS, Served, Snapshot, TIERS, TierLatencies,
 };
 pub use pool::{
-    FAREWELL_PATIENCE, Left, MakeShard, Pool, PoolConfig, PoolStats, Stopped, VolumeStats,
+    FAREWELL_PATIENCE, Left, MakeShard, Pool, PoolConfig, PoolStats, Stopped, Untold, VolumeStats,
 };
 pub use record::{Recording, RecordingStatus};
 pub use state::{StateDir, file_of, is_full, sealed, unsealed};

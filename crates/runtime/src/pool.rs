@@ -62,6 +62,10 @@ const DRAIN_STEP: Duration = Duration::from_millis(20);
 /// Creates the shard of a thread, on that thread.
 pub type MakeShard = Box<dyn FnOnce(BufPool) -> Box<dyn Shard> + Send>;
 
+/// Told by a shard, by its number, whenever the volumes change of which completed writes were lost
+/// and no flush has been told so: a bit for each id.
+pub type Untold = Arc<dyn Fn(usize, u64) + Send + Sync>;
+
 /// The parts and settings of a pool.
 pub struct PoolConfig {
     /// The volumes.
@@ -93,6 +97,8 @@ pub struct PoolConfig {
     pub wide: bool,
     /// The witness, its current record, and the list of stripes that the cache device has left.
     pub witness: Option<(Witness, Record, DetachedList)>,
+    /// Told of losses, on the shards' threads.
+    pub untold: Option<Untold>,
 }
 
 impl PoolConfig {
@@ -119,6 +125,7 @@ impl PoolConfig {
             farewell: FAREWELL_PATIENCE,
             wide: false,
             witness: None,
+            untold: None,
         }
     }
 }
@@ -280,6 +287,7 @@ impl Pool {
                 wide: config.wide,
                 witness: witness_tell.clone(),
                 events: events.clone(),
+                untold: config.untold.clone(),
             };
             let tell = tell.clone();
             let builder = std::thread::Builder::new().name(format!("shard-{index}"));

@@ -36,6 +36,7 @@ use crate::message::{
 };
 use crate::pace::{Allowance, LARGE};
 use crate::places::Places;
+use crate::pool::Untold;
 use crate::record::Taps;
 use crate::witness::Asked;
 
@@ -79,6 +80,8 @@ pub struct Plan {
     pub witness: Sender<(usize, Asked)>,
     /// Receives the shard's events.
     pub events: EventSink,
+    /// Told of losses.
+    pub untold: Option<Untold>,
 }
 
 /// The outcome of a thread's start.
@@ -125,6 +128,9 @@ struct Thread {
     cuts: Arc<[Mutex<CutGate>]>,
     witness: Sender<(usize, Asked)>,
     events: EventSink,
+    /// The losses that no flush has been told of, as `tell_untold` knows them.
+    untold: u64,
+    tell_untold: Option<Untold>,
     /// The trust that the witness was last asked to record.
     wanted: Option<Trust>,
     inbox: Vec<Message>,
@@ -324,6 +330,8 @@ impl Thread {
             cuts,
             witness: plan.witness,
             events: plan.events,
+            untold: 0,
+            tell_untold: plan.untold,
             wanted: None,
             inbox: Vec::new(),
             arrivals: Vec::new(),
@@ -489,6 +497,12 @@ impl Thread {
         }
         if !fx.detach.is_empty() {
             let _ = self.witness.send((*own, Asked::Detached(mem::take(&mut fx.detach))));
+        }
+        let untold = self.shards.shard.untold();
+        if mem::replace(&mut self.untold, untold) != untold
+            && let Some(tell) = &self.tell_untold
+        {
+            tell(self.shards.own, untold);
         }
     }
 

@@ -48,6 +48,7 @@ fn maker(shard: usize, fresh: bool, epoch: u32, ordered: Option<u64>) -> MakeSha
                 pace: Pace::default(),
                 ordered,
                 suspect: false,
+                lost: false,
             }],
             ram_bytes: 256 << 10,
             index_blocks: AREA / 4096 * 3 / 2,

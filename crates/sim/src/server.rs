@@ -403,6 +403,7 @@ fn shard_config(setup: &Setup, served: &[Served], start: &Start, shard: usize) -
             ordered: v.ordered,
             // Data that was not changed must not be reported as changed.
             suspect: setup.seed.is_multiple_of(2),
+            lost: false,
         }
     });
     ShardConfig {

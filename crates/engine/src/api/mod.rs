@@ -356,6 +356,9 @@ pub struct VolumeConfig {
     /// Whether the primary may have been changed without the cache: if so, its clean blocks are
     /// compared with it.
     pub suspect: bool,
+    /// Whether completed writes were lost before this start, which no client has been told: the
+    /// next flush fails.
+    pub lost: bool,
 }
 
 /// What an orderly stop has made durable in a shard's log, as recorded elsewhere: it stays true,

@@ -523,7 +523,7 @@ impl Destaging {
         volume.stats.destaged_blocks += blocks;
         volume.stats.destaged_by[reason as usize] += blocks;
         volume.flow.destaged(now, blocks, filled);
-        volume.failures = 0;
+        (volume.failures, volume.progress) = (0, now);
         if volume.written.is_empty() {
             volume.written_since = now;
         }

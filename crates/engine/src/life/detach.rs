@@ -202,24 +202,38 @@ impl Detach {
         if cache.standing.trust == Trust::Full || cache.standing.in_doubt {
             return;
         }
-        let cursor = self.cursor;
-        let leaving = &self.leaving;
-        let mut stripes: Vec<u64> =
-            leaving.range(cursor..).map(|(&stripe, _)| stripe).take(LOOKED_AT).collect();
-        stripes.extend(leaving.range(..cursor).map(|(&s, _)| s).take(LOOKED_AT - stripes.len()));
-        self.cursor = stripes.last().map_or(0, |last| last + 1);
-        let mut started = 0;
-        for stripe in stripes {
-            if started >= STARTED_MAX {
-                (self.cursor, self.has_started) = (stripe, true);
-                break;
+        let (cursor, leaving, mut started) = (self.cursor, &self.leaving, 0);
+        // Clients wait for these.
+        let wanted: Vec<u64> = self.wanted.iter().copied().take(LOOKED_AT).collect();
+        let after = leaving.range(cursor..).map(|(&stripe, _)| stripe).take(LOOKED_AT);
+        let before = leaving.range(..cursor).map(|(&stripe, _)| stripe);
+        let others: Vec<u64> = after.chain(before).take(LOOKED_AT).collect();
+        self.empty_some(cache, requests, destaging, (&wanted, &mut started), fx);
+        let rest = self.empty_some(cache, requests, destaging, (&others, &mut started), fx);
+        self.cursor = rest.unwrap_or(others.last().map_or(0, |last| last + 1));
+    }
+
+    /// Does so with some stripes; returns the first that had to be left for the next turn, if any.
+    fn empty_some(
+        &mut self,
+        cache: &mut Cache,
+        requests: &Requests,
+        destaging: &mut Destaging,
+        (stripes, started): (&[u64], &mut u64),
+        fx: &mut Effects,
+    ) -> Option<u64> {
+        for &stripe in stripes {
+            if *started >= STARTED_MAX {
+                self.has_started = true;
+                return Some(stripe);
             }
             if !self.leaving[&stripe].asked
-                && Self::empty_stripe(cache, destaging, stripe, &mut started, fx)
+                && Self::empty_stripe(cache, destaging, stripe, started, fx)
             {
                 self.ask_to_detach(cache, requests, stripe, fx);
             }
         }
+        None
     }
 
     /// Destages a stripe's dirty blocks, regardless of pace, and counts those `started`; returns
@@ -300,6 +314,7 @@ impl Detach {
         fx: &mut Effects,
     ) {
         let stripe = number_of(record);
+        cache.volume_mut(record.volume).progress = cache.now;
         cache.left.add(stripe, Bits::from_words(record.kept));
         Self::drop_unkept(cache, stripe);
         self.restored(cache, requests, stripe, fx);
@@ -363,6 +378,7 @@ impl Detach {
     ) {
         let mut i = 0;
         while let Some(&(since, volume, id)) = self.flushes.get(i) {
+            let since = since.max(cache.volume(volume).progress);
             let late = deadline.is_some_and(|deadline| since <= deadline);
             if self.is_undurable(volume) && !late {
                 i += 1;
@@ -375,7 +391,7 @@ impl Detach {
     }
 
     /// Fails operations that have waited too long for a primary that is away, or for a record that
-    /// cannot be made.
+    /// cannot be made. While the primary takes blocks of their volume, they wait.
     fn give_up_detaching(&mut self, cache: &mut Cache, requests: &mut Requests, fx: &mut Effects) {
         let patience = match *cache.state() {
             State::Stopping => PATIENCE.min(cache.config.patience),
@@ -384,9 +400,11 @@ impl Detach {
         let deadline = Instant(cache.now.0.saturating_sub(patience.as_nanos() as u64));
         let mut late: Vec<Id> = Vec::new();
         let (leaving, undurable) = (&mut self.leaving, &self.undurable);
+        let progress = |volume: VolumeId| cache.volume(volume).progress;
         self.wanted.retain(|stripe| {
             let one = leaving.get_mut(stripe).expect("its writes wait there");
-            if one.since > deadline {
+            let volume = Key(stripe * STRIPE_BLOCKS).volume();
+            if one.since.max(progress(volume)) > deadline {
                 return true;
             }
             late.append(&mut one.writes);
@@ -396,7 +414,11 @@ impl Detach {
             false
         });
         let restoring = &mut self.restoring;
-        late.extend(restoring.extract_if(.., |(since, _)| *since <= deadline).map(|(_, id)| id));
+        let is_late = |(since, id): &mut (Instant, Id)| {
+            let Op::Write(write) = requests.get(*id) else { return false };
+            (*since).max(progress(write.volume)) <= deadline
+        };
+        late.extend(restoring.extract_if(.., is_late).map(|(_, id)| id));
         for id in late {
             let volume = requests.write(id).volume;
             cache.stats_of(volume).given_up_writes += 1;

@@ -396,6 +396,43 @@ fn nobody_waits_longer_than_the_patience_for_a_primary_that_is_away() {
     assert!(bed.detach.is_detaching(), "the stripe is still to be detached");
 }
 
+/// Thousands of stripes may have to be left first.
+#[test]
+fn nobody_is_given_up_while_the_primary_takes_blocks_of_the_volume() {
+    let mut rooms = Rooms::new(0);
+    rooms.dirty([5]);
+    let mut bed = Bed::failed(rooms);
+    bed.rooms.volume_mut(VOLUME).retry_at = Instant::NEVER;
+    let ids = [bed.write(5), bed.flush()];
+    let patience = bed.rooms.config.patience;
+    for _ in 0..3 {
+        bed.wait(patience - std::time::Duration::from_nanos(1));
+        bed.rooms.cache.volume_mut(VOLUME).progress = bed.rooms.now;
+        bed.pump();
+        assert_eq!(bed.answered(), []);
+    }
+    bed.wait(patience);
+    bed.pump();
+    assert_eq!(bed.answered(), ids.map(|id| (id, Some(ErrorKind::DeviceGone))));
+}
+
+/// The primary has one destage after another; undurable stripes have as many blocks as it takes.
+#[test]
+fn stripes_that_writes_wait_for_are_left_first() {
+    let mut rooms = Rooms::new(0);
+    for stripe in 0..16 {
+        let Rooms { cache, fx, .. } = &mut rooms;
+        assert!(cache.push_written(fx, key(stripe * 256), &[0; PAGE]), "zeros take little room");
+    }
+    rooms.log_record();
+    let mut bed = Bed::failed(rooms);
+    bed.write(15 * 256);
+    bed.pump();
+    let sent = bed.rooms.sent();
+    assert_eq!(sent.len(), 4, "the depth");
+    assert_eq!(sent[0].1.range.offset, 15 * 256 * PAGE as u64);
+}
+
 #[test]
 fn all_writes_go_on_when_the_whole_cache_is_detached() {
     let mut bed = Bed::failed(Rooms::new(0));

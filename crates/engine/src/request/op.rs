@@ -124,6 +124,8 @@ pub struct WriteOp {
     pub through: bool,
     /// See [`crate::Reply::direct`].
     pub direct: Option<u64>,
+    /// The flushes of the primary that had failed when the write began to wait for the primary.
+    pub failed_flushes: u64,
     /// The first error.
     pub error: Option<IoError>,
     /// The slowest tier that it waits for, unless it goes to the primary itself.

@@ -84,6 +84,7 @@ impl Requests {
             path: Path::Cached,
             through: mode.is_complete(),
             direct: None,
+            failed_flushes: 0,
             error: None,
             tier: Tier::Cache,
         }));
@@ -428,6 +429,7 @@ impl Requests {
         }
         let write = self.write(id);
         write.stage = Stage::Primary;
+        write.failed_flushes = cache.volume(write.volume).failed_flushes;
         let keys = write.keys();
         let mut outstanding = 0;
         for key in keys {
@@ -463,11 +465,10 @@ impl Requests {
     fn through_done(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
         let write = self.write(id);
         let error = write.error.take();
-        let (volume, blocks, fua) = (write.volume, write.blocks, write.flags.fua);
-        // A failed flush may have lost the first blocks while the last were on their way.
-        let given_up =
-            |key| cache.contents.dirty().contains(key) && !cache.contents.dirty().is_destaging(key);
-        if error.is_none() && fua && blocks.iter().any(|b| given_up(Key::new(volume, b))) {
+        // A flush that failed since may have lost the first blocks while the last were on their
+        // way. What it lost is dirty still.
+        let lost = write.failed_flushes != cache.volume(write.volume).failed_flushes;
+        if error.is_none() && write.flags.fua && lost {
             return self.write_durable(cache, id, fx);
         }
         self.on_primary(cache, id, error.map_or(Ok(()), Err), fx);

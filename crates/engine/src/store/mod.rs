@@ -44,6 +44,8 @@ const FREE_MIN: u64 = 8;
 const FREE_MAX: u64 = 1024;
 /// Longer runs that a search passes over, at most, to find one of a unit's length.
 const LONGER_MAX: u32 = 3;
+/// Extents that it looks at for that, at most: most of a store that is being filled has none.
+const LOOKED_AT: usize = 256;
 /// While more than one page in this many is free, what is evicted must lengthen a run enough.
 const SCATTERED: u64 = 16;
 /// Longest time that a unit that is moved waits for others to share its flush.
@@ -251,7 +253,7 @@ impl Store {
             return None;
         }
         let (exact, enough) = (bit(len), !(bit(len) - 1));
-        let (mut found, mut longer) = (None, 0);
+        let (mut found, mut longer, mut looked) = (None, 0, 0);
         for extent in self.firsts[len - 1]..self.runs.len() {
             let wanted = if found.is_none() { enough } else { exact };
             if self.runs[extent] & wanted > 0 {
@@ -272,7 +274,8 @@ impl Store {
                 found = found.or(best);
             }
             longer += u32::from(self.runs[extent] & enough > 0);
-            if longer > LONGER_MAX {
+            looked += usize::from(found.is_some());
+            if longer > LONGER_MAX || looked >= LOOKED_AT {
                 break;
             }
         }

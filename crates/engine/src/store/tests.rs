@@ -84,6 +84,17 @@ fn a_unit_takes_a_run_of_its_length_and_a_longer_one_when_there_is_none() {
 }
 
 #[test]
+fn a_search_for_a_run_of_a_units_length_ends_after_some_extents() {
+    let (mut store, mut pages) = store(LOOKED_AT + 2);
+    let units = take_all(&mut store, &mut pages, 4);
+    let (longer, exact) = (&units[0], &units[units.len() - 1]);
+    free(&mut store, &mut pages, longer.start..longer.start + 3);
+    free(&mut store, &mut pages, exact.start..exact.start + 2);
+    let two: Vec<u32> = take_all(&mut store, &mut pages, 2).iter().map(|unit| unit.start).collect();
+    assert_eq!(two, [longer.start, exact.start]);
+}
+
+#[test]
 fn a_page_is_free_when_its_record_is_durable_and_no_read_is_in_flight() {
     let (mut store, mut pages) = store(1);
     let unit = take(&mut store, &mut pages, 4).expect("it is empty");

@@ -51,6 +51,7 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
             pace: Pace::default(),
             ordered: None,
             suspect: false,
+            lost: false,
         }],
         ram_bytes: 256 << 10,
         index_blocks: cache / forebay_block::BLOCK_SIZE as u64 * 3,

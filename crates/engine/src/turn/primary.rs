@@ -61,6 +61,7 @@ impl Engine {
         match result {
             Ok(()) => state.direct_durable = direct,
             Err(error) => {
+                state.failed_flushes += 1;
                 // Data written and operations queued while the flush was in flight share its fate.
                 destages.append(&mut state.written);
                 flushes.append(&mut state.flush_waiters);

@@ -377,6 +377,7 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         pace: Pace::default(),
         ordered: None,
         suspect: false,
+        lost: false,
     });
     ShardConfig {
         shard: u16::try_from(shard).expect("the superblock bounds the shards"),

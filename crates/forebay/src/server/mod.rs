@@ -26,6 +26,7 @@ pub mod serve;
 mod settings;
 mod state_health;
 mod takeover;
+mod untold;
 mod upgrades;
 mod warm_up;
 mod web;

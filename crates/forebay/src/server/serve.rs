@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use forebay_block::{BLOCK_SIZE, BufPool};
 use forebay_control::config::Config;
 use forebay_control::units::{Percent, Size};
@@ -39,7 +39,7 @@ use crate::server::reconfigure::Reconfiguration;
 use crate::server::upgrades::Upgrades;
 use crate::server::warm_up::WarmUp;
 use crate::server::web::Web;
-use crate::server::{history, left_clients, logging, mount, process, rules, takeover};
+use crate::server::{history, left_clients, logging, mount, process, rules, takeover, untold};
 
 /// How long a stop waits for `forebay stop` to see that the drain was abandoned.
 const TELL_TIME: Duration = Duration::from_secs(1);
@@ -259,7 +259,8 @@ impl Serving {
         let place = place.map(|place| mount::prepare(place, &mut kept)).transpose()?;
         // A process may have a file of the mount open, which the kernel knows by its volume's id.
         let ids_are_free = !matches!(place, Some(Prepared::Left(_)));
-        let how = cache::Start { applied: applying, ids_are_free, came };
+        let lost = untold::take(&mut kept).context("the losses that the keeper holds")?;
+        let how = cache::Start { applied: applying, ids_are_free, came, lost: &lost };
         let configured = config.clone();
         let mut config = config.clone();
         let (mut cache, mut plan, settings) = cache::open(args, &mut config, how)?;
@@ -267,6 +268,7 @@ impl Serving {
         log_settings(config);
         log_volumes(config, &plan.registry);
         plan.wide = place.is_some() || disks::exists();
+        plan.untold = untold::hold(&kept, &plan.registry, &lost)?;
         let buffers = BufPool::new(Arc::clone(&plan.arena));
         let pool = Pool::start(plan)?;
         rules::tell_all(&pool, config, cache.bytes());

@@ -181,6 +181,33 @@ fn a_write_through_is_durable_in_the_log_before_its_blocks_go_to_the_primary() {
     assert_eq!(bed.answered(), [(id, None)]);
 }
 
+/// The failed flush's destages end in pieces, so a block that it lost may still be on its way.
+#[test]
+fn a_write_through_with_fua_waits_again_for_what_a_failed_flush_lost() {
+    let mut bed = Bed::new();
+    bed.set_mode(Mode::WriteThrough);
+    let id = bed.write_fua(5, &noise(1, 2 * BLOCK_SIZE));
+    bed.log_written();
+    bed.device_flushed();
+    let Note::WaitPrimary(_, op) = bed.notes[0] else { panic!("{:?}", bed.notes) };
+    [5, 6].into_iter().for_each(|block| bed.begin_destaging(block));
+    let part_done = |bed: &mut Bed| {
+        let Rooms { cache, fx, .. } = &mut bed.rooms;
+        bed.requests.through_part_done(cache, op, &Ok(()), fx);
+        bed.deliver();
+    };
+    part_done(&mut bed);
+    bed.rooms.volume_mut(VOLUME).failed_flushes += 1;
+    bed.notes.clear();
+    part_done(&mut bed);
+    assert!(bed.rooms.volume(VOLUME).fua_waiters.is_empty());
+    assert!(matches!(bed.notes[..], [Note::WaitPrimary(..), Note::WaitPrimary(..)]));
+    [0; 2].into_iter().for_each(|_| part_done(&mut bed));
+    assert_eq!(bed.rooms.volume(VOLUME).fua_waiters, [op]);
+    bed.primary_flushed(&Ok(()));
+    assert_eq!(bed.answered(), [(id, None)]);
+}
+
 #[test]
 fn a_write_through_fails_with_the_first_error_of_its_blocks() {
     let mut bed = Bed::new();

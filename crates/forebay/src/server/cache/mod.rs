@@ -124,6 +124,8 @@ pub struct Start<'a> {
     pub ids_are_free: bool,
     /// How the server comes to serve.
     pub came: Came,
+    /// Identities of primaries that have lost completed writes, which no client has been told.
+    pub lost: &'a [String],
 }
 
 impl Start<'_> {
@@ -230,7 +232,7 @@ pub fn open(
     let list = DetachedList::open(witness.state(), superblock.uuid);
     let (list, detached) = list.map_err(no_state)?;
     let shards = shards_of(
-        (loss, &detached, &stops),
+        (loss, &detached, &stops, start.lost),
         config,
         &opened,
         &registry,
@@ -682,7 +684,7 @@ pub fn of_shard(detached: &[OfShard], shard: usize) -> Vec<DetachedStripe> {
 
 /// The constructors of the shards, each with its share of the memory.
 fn shards_of(
-    (accept_loss, detached, stops): (bool, &[OfShard], &Stops),
+    (accept_loss, detached, stops, lost): (bool, &[OfShard], &Stops, &[String]),
     config: &Config,
     opened: &Opened,
     registry: &Registry,
@@ -704,11 +706,15 @@ fn shards_of(
             pace: configured.pace(),
             ordered: configured.ordered_blocks(superblock.shards.len()),
             suspect: opened.suspect.contains(&volume.id),
+            lost: lost.contains(&volume.info.identity),
         })
         .collect();
     let count = superblock.shards.len();
     let depth = (DESTAGE_DEPTH / count).max(DESTAGE_DEPTH_MIN);
-    let make = |(shard, &area)| {
+    let make = |(shard, &area): (usize, &_)| {
+        let mut volumes = volumes.clone();
+        // A flush asks all shards, and one of them tells of it.
+        volumes.iter_mut().for_each(|volume| volume.lost &= shard == 0);
         let config = ShardConfig {
             shard: u16::try_from(shard).expect("the superblock bounds the shards"),
             shards: u16::try_from(count).expect("the superblock bounds the shards"),
@@ -716,7 +722,7 @@ fn shards_of(
             area: area_of(area),
             segment_size: superblock.segment_size,
             log_segments: superblock.log_segments,
-            volumes: volumes.clone(),
+            volumes,
             ram_bytes: config.memory.ram.0 / count as u64,
             index_blocks: index_blocks(area),
             eviction: config.cache.eviction,
