@@ -215,6 +215,32 @@ fn a_restart_does_not_discard_the_cache_again() {
     server.stop(&[]);
 }
 
+/// Regression: no server could start any more, and all clients were cut off.
+#[test]
+fn a_directory_that_was_unmounted_by_hand_is_mounted_by_the_next_server() {
+    if !can_mount() {
+        return;
+    }
+    let _alone = alone();
+    let place = Place::new();
+    let _cleanup = disk::Cleanup::of(&place, &[]);
+    place.make("primary", 16 * MIB);
+    fs::create_dir_all(place.path("volumes")).expect("a directory can be made");
+    let mut arguments = place.serve("primary", "cache.img,size=32MiB");
+    arguments.push(format!("--fuse={}", place.text("volumes")));
+    let server = place.start_kept(&arguments);
+    client("umount", &[&place.text("volumes")]);
+    assert!(!disk::file(&place).exists());
+    kill_and_wait(&server);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    nbd.read(0, &mut [0; BLOCK as usize]).expect("it is read");
+    server.log("was unmounted while it was served");
+    let file = open(&disk::file(&place), 0);
+    file.write_all_at(&[7; BLOCK as usize], 0).expect("it is served again");
+    drop(file);
+    server.stop(&[]);
+}
+
 /// A server that does not start is tried again, and its clients wait.
 #[test]
 fn clients_wait_while_no_server_can_start() {
