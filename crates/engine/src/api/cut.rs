@@ -1,14 +1,15 @@
 //! Cuts of ordered volumes: the messages between the shards and the owner of them all.
 //!
-//! A *cut* is the newest version of every dirty block of a volume, in all shards, at one moment. An
-//! ordered volume is destaged cut by cut. Each shard first *stages* its part, so that it can write
-//! it without the cache device. When all shards have staged their parts, all write them. The next
-//! cut is taken when the primary has flushed the whole one.
+//! A *cut* is a version of every dirty block of a volume, in all shards: what a disk could have had
+//! at one moment. An ordered volume is destaged cut by cut. Each shard first *stages* its part, so
+//! that it can write it without the cache device. When all shards have staged their parts, all
+//! write them. The next cut is taken when the primary has flushed the whole one.
 //!
-//! The shards do not take their parts at the same instant. A client that sees a flush answered may
-//! send a write that depends on the flushed ones. So from its own part on, a shard withholds the
-//! answers to flushes, and to writes with FUA, until every shard has taken its part. Then no part
-//! holds a write that depends on one that another part lacks.
+//! The shards do not take their parts at the same instant, nor any of them its own at once. A
+//! client that sees a flush answered may send a write that depends on the flushed ones. So from the
+//! beginning of its part on, a shard withholds the answers to flushes, and to writes with FUA,
+//! until every shard has taken its part. Then no part holds a write that depends on one that
+//! another part lacks.
 
 use forebay_block::VolumeId;
 
@@ -48,7 +49,7 @@ pub enum CutNews {
 /// its current one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum CutOrder {
-    /// Take a part, and withhold answers from then on.
+    /// Take a part, and withhold answers from its beginning on.
     Take(u64),
     /// Give the answers: every shard has taken its part.
     Release(u64),

@@ -364,14 +364,13 @@ impl Dirty {
         self.volumes.get(usize::from(volume.0))?.ages.range(from..).next().copied()
     }
 
-    /// Every dirty block of a volume, in address order.
-    pub fn of_volume(&self, volume: VolumeId) -> impl Iterator<Item = Key> {
-        let Range { start, end } = Key::range(volume);
-        let stripes = start.0 / STRIPE_BLOCKS..end.0 / STRIPE_BLOCKS;
-        self.stripes.range(stripes).flat_map(|(&number, stripe)| {
-            let dirty = (0..STRIPE_BLOCKS).filter(|&i| stripe.dirty.get(i));
-            dirty.map(move |i| Key(number * STRIPE_BLOCKS + i))
-        })
+    /// The first stripe of a volume with dirty blocks that is not before the stripe of `from`: its
+    /// number, its dirty blocks, and those that are on their way to the primary.
+    pub fn next_stripe(&self, volume: VolumeId, from: Key) -> Option<(u64, Bits, Bits)> {
+        let end = Key::range(volume).end.0 / STRIPE_BLOCKS;
+        let mut stripes = self.stripes.range(from.0 / STRIPE_BLOCKS..end);
+        let (&number, stripe) = stripes.find(|(_, stripe)| !stripe.dirty.is_empty())?;
+        Some((number, stripe.dirty, stripe.destaging))
     }
 
     /// The next block in the stripes of `range`, in address order from its start, that is dirty and

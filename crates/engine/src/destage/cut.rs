@@ -2,9 +2,14 @@
 //!
 //! | step | begins with | ends when |
 //! |---|---|---|
-//! | take | the gate's order, and no destage of the volume in flight | at once: the versions are noted, and held in the log |
+//! | take | the gate's order, and no destage of the volume in flight | the versions are noted, and held in the log |
 //! | stage | the cut's newest record durable | the bytes of all versions are in memory |
 //! | write | the gate's order: every shard has staged | the primary has flushed all of them |
+//!
+//! A part is taken over several turns, in address order, while clients write, so it is not of one
+//! moment. It need not be: from its beginning on, answers are withheld. A flush that is answered
+//! before all parts are taken came to every shard before that shard began, so all parts have the
+//! writes that it covers. Of later writes a part may have any, as a disk after a power failure.
 //!
 //! A part in memory can be written whatever happens to the cache device. It is forgotten when a
 //! block of it cannot be staged; nothing of the cut has been written then. Once the write is
@@ -18,20 +23,24 @@ use forebay_format::Lsn;
 use crate::api::cut::{CutNews, CutReport};
 use crate::api::{DestageReason, Effects, Health, State, Trust};
 use crate::cache::{Cache, UNREADABLE_PAUSE};
-use crate::destage::{COLLECTED_MAX, Destage, Destaging, GATHERED_MAX, RETRY_FIRST, Version};
+use crate::destage::{
+    COLLECTED_MAX, Destage, Destaging, ENDED_MAX, GATHERED_MAX, RETRY_FIRST, TAKEN_MAX, Version,
+};
 use crate::key::Key;
 use crate::slab::Id;
 
 /// The step that a part has reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
+    /// Its versions are being noted; those from this block on have not been.
+    Taking(Key),
     /// Its bytes are being brought into memory.
     Staging,
     /// They are in memory; other shards are not so far.
     Staged,
     /// They are being written.
     Writing,
-    /// The part was given up, and waits for the reads that are in flight.
+    /// The part was given up: what is left of it ends, and what is being read once it has been.
     Over,
 }
 
@@ -42,11 +51,13 @@ pub(super) struct Cut {
     step: Step,
     /// The last record of the log that has a version of it.
     lsn: Lsn,
-    /// When it was taken, and when its oldest block became dirty.
+    /// When taking it began, and when its oldest block became dirty.
     taken_at: Instant,
     oldest: Instant,
     /// It has all dirty blocks of the shard.
     whole: bool,
+    /// No block became dirty any more when taking it began.
+    last: bool,
     reason: DestageReason,
     /// Destages whose bytes have not been requested, in address order.
     taken: VecDeque<Id>,
@@ -91,28 +102,21 @@ impl Destaging {
         order.asked = false;
         order.due = order.due.filter(|&due| due != number);
         if self.cuts.get(&volume).is_some_and(|cut| cut.number == number) {
-            self.give_up_cut(cache, volume);
+            self.give_up_cut(volume);
         }
     }
 
     /// Ends the cuts that a stop has waited for long enough. The next start destages their blocks.
-    pub fn give_up_cuts(&mut self, cache: &mut Cache) {
-        for volume in self.cuts.keys().copied().collect::<Vec<_>>() {
-            self.give_up_cut(cache, volume);
+    pub fn give_up_cuts(&mut self) {
+        for cut in self.cuts.values_mut() {
+            cut.step = Step::Over;
         }
     }
 
     /// Ends a cut before the primary has it.
-    fn give_up_cut(&mut self, cache: &mut Cache, volume: VolumeId) {
-        let Some(cut) = self.cuts.get_mut(&volume) else { return };
-        cut.step = Step::Over;
-        let taken = std::mem::take(&mut cut.taken);
-        let ready = std::mem::take(&mut cut.ready);
-        for &id in &taken {
-            self.release_versions(cache, id);
-        }
-        for id in taken.into_iter().chain(ready.into_values()) {
-            self.forget(cache, id, false);
+    fn give_up_cut(&mut self, volume: VolumeId) {
+        if let Some(cut) = self.cuts.get_mut(&volume) {
+            cut.step = Step::Over;
         }
     }
 }
@@ -139,15 +143,17 @@ impl Destaging {
         if cache.volume(volume).order.due.is_some() {
             self.take_due(cache, volume, is_idle, fx);
         }
+        self.take_some(cache, volume, fx);
         let Some(step) = self.cuts.get(&volume).map(|cut| cut.step) else {
             return self.request_cut(cache, volume, is_idle, fx);
         };
         match step {
             Step::Staging => self.stage(cache, volume, fx),
             Step::Writing => self.write_cut(cache, volume, is_idle, fx),
-            Step::Staged | Step::Over => {}
+            Step::Over => self.forget_some(cache, volume),
+            Step::Taking(_) | Step::Staged => {}
         }
-        if Self::closes(cache) && matches!(step, Step::Staging | Step::Staged) {
+        if Self::closes(cache) && !matches!(step, Step::Writing | Step::Over) {
             self.fail_cut(volume, fx);
         }
         self.end_cut(cache, volume, fx);
@@ -182,13 +188,13 @@ impl Destaging {
         }
     }
 
-    /// Takes the cut that is due, unless destages of the volume are in flight.
+    /// Begins to take the cut that is due, unless destages of the volume are in flight.
     fn take_due(&mut self, cache: &mut Cache, volume: VolumeId, is_idle: bool, fx: &mut Effects) {
         let Some(number) = cache.volume(volume).order.due else { return };
-        let mut tell = |news| fx.cuts.push(CutReport { volume, news });
         if Self::closes(cache) {
             cache.volume_mut(volume).order.due = None;
-            return tell(CutNews::Abandoned(number));
+            let news = CutNews::Abandoned(number);
+            return fx.cuts.push(CutReport { volume, news });
         }
         let whole = self.follows_order(cache, volume);
         if whole && self.destages.iter().any(|(_, destage)| destage.volume == volume) {
@@ -197,67 +203,127 @@ impl Destaging {
         if self.cuts.contains_key(&volume) {
             return;
         }
-        let cut = match whole {
-            true => self.take(cache, (volume, number), is_idle),
-            false => self.take_nothing(cache, number),
-        };
-        self.cuts.insert(volume, cut);
-        let order = &mut cache.volume_mut(volume).order;
-        order.due = None;
-        order.withholds = Some(number);
-        let last = cache.health() != Health::Good && cache.standing.trust > Trust::Full;
-        tell(CutNews::Taken { number, last, whole });
-    }
-
-    /// An empty part, of a shard that does not follow the order at this time.
-    fn take_nothing(&self, cache: &Cache, number: u64) -> Cut {
-        Cut {
+        let state = self.state(cache, volume, is_idle);
+        let cut = Cut {
             number,
-            step: Step::Staging,
+            step: Step::Taking(Key::range(volume).start),
             lsn: Lsn(0),
             taken_at: cache.now,
-            oldest: cache.now,
-            whole: false,
-            reason: DestageReason::Age,
+            oldest: cache.contents.dirty().oldest_of(volume).unwrap_or(cache.now),
+            whole,
+            last: cache.health() != Health::Good && cache.standing.trust > Trust::Full,
+            reason: self.reason(cache, volume, &state),
             taken: VecDeque::new(),
             gathering: 0,
             ready: BTreeMap::new(),
             left: 0,
             failed: false,
+        };
+        self.cuts.insert(volume, cut);
+        let order = &mut cache.volume_mut(volume).order;
+        order.due = None;
+        order.withholds = Some(number);
+    }
+
+    /// Notes and holds the newest versions of more dirty blocks, as many as one turn allows. A
+    /// shard that does not follow the order has no part, or none beyond what it has taken.
+    fn take_some(&mut self, cache: &mut Cache, volume: VolumeId, fx: &mut Effects) {
+        let follows = self.follows_order(cache, volume);
+        let Some(cut) = self.cuts.get_mut(&volume).filter(|cut| !cut.failed) else { return };
+        let Step::Taking(from) = cut.step else { return };
+        cut.whole &= follows;
+        let mut next = Some(from).filter(|_| cut.whole);
+        while self.taken < TAKEN_MAX
+            && let Some(from) = next
+        {
+            next = self.take_stripe(cache, volume, from);
+        }
+        let cut = self.cuts.get_mut(&volume).expect("seen just now");
+        if let Some(from) = next {
+            cut.step = Step::Taking(from);
+            return;
+        }
+        cut.lsn = Lsn(cache.log.next_lsn().0 - 1);
+        cut.step = Step::Staging;
+        let &mut Cut { number, last, whole, .. } = cut;
+        let news = CutNews::Taken { number, last, whole };
+        fx.cuts.push(CutReport { volume, news });
+    }
+
+    /// Takes the dirty blocks that can be read of the first stripe from `from` on that has any.
+    /// Returns where the one after it begins; `None` if there was none.
+    fn take_stripe(&mut self, cache: &mut Cache, volume: VolumeId, from: Key) -> Option<Key> {
+        let (stripe, dirty, destaging) = cache.contents.dirty().next_stripe(volume, from)?;
+        let cut = self.cuts.get_mut(&volume).expect("a cut is being taken");
+        // One that set out meanwhile, in another mode, is not held: a part without it is not whole.
+        let goes = |i| dirty.get(i) && !destaging.get(i);
+        cut.whole &= !(0..STRIPE_BLOCKS).any(|i| dirty.get(i) && destaging.get(i));
+        let reason = cut.reason;
+        let key = |i| Key(stripe * STRIPE_BLOCKS + i);
+        let is_readable = |cache: &Cache, i| goes(i) && !cache.contents.fenced().contains(&key(i));
+        let mut i = 0;
+        while i < STRIPE_BLOCKS {
+            let mut versions = Vec::new();
+            let first = key(i);
+            while i < STRIPE_BLOCKS && is_readable(cache, i) {
+                versions.push(Self::hold_version(cache, key(i)));
+                i += 1;
+            }
+            i += 1;
+            if !versions.is_empty() {
+                self.take_run(cache, first, reason, versions);
+            }
+        }
+        self.taken += dirty.len();
+        Some(key(STRIPE_BLOCKS))
+    }
+
+    /// Adds a run of blocks to a part.
+    fn take_run(
+        &mut self,
+        cache: &mut Cache,
+        first: Key,
+        reason: DestageReason,
+        versions: Vec<Version>,
+    ) {
+        let volume = first.volume();
+        let blocks = BlockRange { first: first.block(), count: versions.len() as u64 };
+        let destage = Self::destage(cache, (volume, blocks), reason, versions);
+        cache.volume_mut(volume).order.cut_blocks += blocks.count;
+        let id = self.destages.insert(Destage { in_cut: true, ..destage });
+        let cut = self.cuts.get_mut(&volume).expect("a cut is being taken");
+        cut.taken.push_back(id);
+        cut.left += 1;
+    }
+
+    /// Ends destages of a cut that was given up, as many as one turn allows.
+    fn forget_some(&mut self, cache: &mut Cache, volume: VolumeId) {
+        while self.ended < ENDED_MAX
+            && let Some(cut) = self.cuts.get_mut(&volume)
+        {
+            let id = match (cut.taken.pop_front(), cut.ready.first_key_value()) {
+                (Some(id), _) => {
+                    self.release_versions(cache, id);
+                    id
+                }
+                (None, Some((&first, &id))) => {
+                    cut.ready.remove(&first);
+                    id
+                }
+                (None, None) => return,
+            };
+            self.ended += self.destages.get(id).blocks.count;
+            self.forget(cache, id, false);
         }
     }
 
-    /// Notes and holds the newest version of every dirty block that can be read.
-    fn take(&mut self, cache: &mut Cache, (volume, number): (VolumeId, u64), is_idle: bool) -> Cut {
-        let state = self.state(cache, volume, is_idle);
-        let mut cut = self.take_nothing(cache, number);
-        cut.whole = true;
-        cut.reason = self.reason(cache, volume, &state);
-        cut.oldest = cache.contents.dirty().oldest_of(volume).unwrap_or(cache.now);
-        cut.lsn = Lsn(cache.log.next_lsn().0 - 1);
-        let keys: Vec<Key> = cache.contents.dirty().of_volume(volume).collect();
-        let mut keys = keys.into_iter().peekable();
-        while let Some(key) = keys.next() {
-            if cache.contents.fenced().contains(&key) {
-                continue;
-            }
-            let mut versions = vec![Self::hold_version(cache, key)];
-            let end = |versions: &[Version]| key.0 + versions.len() as u64;
-            while let Some(&next) = keys.peek()
-                && next.0 == end(&versions)
-                && !next.0.is_multiple_of(STRIPE_BLOCKS)
-                && !cache.contents.fenced().contains(&next)
-            {
-                versions.push(Self::hold_version(cache, next));
-                keys.next();
-            }
-            let blocks = BlockRange { first: key.block(), count: versions.len() as u64 };
-            let destage = Self::destage(cache, (volume, blocks), cut.reason, versions);
-            cache.volume_mut(volume).order.cut_blocks += blocks.count;
-            cut.taken.push_back(self.destages.insert(Destage { in_cut: true, ..destage }));
-        }
-        cut.left = cut.taken.len();
-        cut
+    /// Whether the next turn should come at once, since parts are being taken or given up.
+    pub(super) fn cuts_go_on(&self) -> bool {
+        self.cuts.values().any(|cut| match cut.step {
+            Step::Taking(_) => !cut.failed,
+            Step::Over => !cut.taken.is_empty() || !cut.ready.is_empty(),
+            Step::Staging | Step::Staged | Step::Writing => false,
+        })
     }
 
     /// The newest version of a dirty block, whose bytes stay in the log until they are in memory.
@@ -395,7 +461,7 @@ impl Destaging {
         let Destage { volume, blocks, .. } = *self.destages.get(id);
         if Self::closes(cache) {
             self.forget(cache, id, false);
-            return self.give_up_cut(cache, volume);
+            return self.give_up_cut(volume);
         }
         let cut = self.cuts.get_mut(&volume).expect("a part lives as long as its destages");
         if cut.step == Step::Over {

@@ -102,9 +102,11 @@ pub struct Destaging {
     /// Destages whose flush has ended. Those whose blocks the primary has durably do not count as
     /// clean yet.
     covered: VecDeque<Id>,
-    /// Blocks gathered, and blocks of destages that ended with their flush, in this turn.
+    /// Blocks gathered, blocks of destages that ended with their flush or with a cut that was given
+    /// up, and blocks taken into cuts, in this turn.
     gathered: u64,
     ended: u64,
+    taken: u64,
     draining: bool,
 }
 
@@ -137,6 +139,8 @@ const COLLECTED_MAX: u64 = 8 * STRIPE_BLOCKS;
 /// in one turn from which no other do: a stripe more at most.
 const GATHERED_MAX: u64 = 256;
 const ENDED_MAX: u64 = 256;
+/// Blocks taken into cuts in one turn from which no others are: a stripe more at most.
+const TAKEN_MAX: u64 = 256;
 /// Limit on the stripes visited in one step, and on the steps in one turn of the event loop.
 const STRIPES_LOOKED_AT: usize = 64;
 const LOOKS_MAX: usize = 256;
@@ -148,7 +152,7 @@ impl Destaging {
     /// Starts the destages that the pacer allows. `is_idle` says that no client request is in
     /// flight.
     pub fn pump(&mut self, cache: &mut Cache, is_idle: bool, fx: &mut Effects) {
-        (self.gathered, self.ended) = (0, 0);
+        (self.gathered, self.ended, self.taken) = (0, 0, 0);
         self.end_covered(cache);
         self.start_urgent(cache, fx);
         for volume in cache.volume_ids() {
@@ -621,7 +625,7 @@ impl Destaging {
 
     /// Whether the next turn should come at once, since this one has done enough.
     pub fn goes_on(&self) -> bool {
-        self.gathered >= GATHERED_MAX || !self.covered.is_empty()
+        self.gathered >= GATHERED_MAX || !self.covered.is_empty() || self.cuts_go_on()
     }
 
     /// Drops a destage; its blocks become clean if the primary has them durably.

@@ -53,7 +53,7 @@ impl Life {
         requests.give_up_leftover(cache, fx);
         // A shard that has stopped already takes part in none.
         if cache.now.since(self.stop_since) >= PATIENCE {
-            destaging.give_up_cuts(cache);
+            destaging.give_up_cuts();
         }
         let busy = requests.len() + destaging.len() + requests.fetches() > 0
             || cache.volumes.iter().flatten().any(|v| v.flushing || v.has_unflushed());

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use forebay_block::{ByteRange, ErrorKind, Io, IoFlags, IoOp};
+use forebay_block::{ByteRange, ErrorKind, Io, IoFlags, IoOp, STRIPE_SIZE};
 
 use crate::api::cut::{CutNews, CutOrder};
 use crate::testing::{Devices, Harness, VOLUME, config};
-use crate::{Health, Request, RequestId, Shard, Target, Trust};
+use crate::{Health, Mode, Request, RequestId, Setting, Shard, Target, Trust};
 
 const BLOCK: u64 = 4096;
 
@@ -18,6 +18,28 @@ impl Bed {
         let mut config = config(2 << 20, 1 << 20);
         config.volumes[0].ordered = Some(64);
         Self(Harness::start(config, Devices::new(2 << 20, 1 << 20)))
+    }
+
+    /// An engine with an ordered volume of which four stripes should be destaged, filled with 1.
+    fn large() -> Self {
+        let mut config = config(16 << 20, 8 << 20);
+        config.volumes[0].ordered = Some(2048);
+        let mut bed = Self(Harness::start(config, Devices::new(16 << 20, 8 << 20)));
+        for stripe in 0..4 {
+            let range = ByteRange::new(stripe * STRIPE_SIZE, STRIPE_SIZE);
+            assert!(bed.0.ask(IoOp::Write, range, &[1; STRIPE_SIZE as usize]).is_some());
+        }
+        bed.0.wait(Duration::from_secs(299));
+        assert_eq!(bed.news(), [CutNews::Wanted]);
+        bed
+    }
+
+    /// Takes a turn, and ends what it sends. Returns the blocks of the cut, and whether the next
+    /// turn is to come at once.
+    fn turn(&mut self) -> (u64, bool) {
+        self.0.poll().into_iter().for_each(|(target, io)| self.0.finish(target, io));
+        let goes_on = self.0.fx.deadline.is_some_and(|at| at <= self.0.now);
+        (self.0.stats().cut_blocks, goes_on)
     }
 
     fn write(&mut self, block: u64, byte: u8) {
@@ -34,6 +56,9 @@ impl Bed {
     /// The reports of the shard since the last call, once it has nothing to do.
     fn news(&mut self) -> Vec<CutNews> {
         self.0.settle();
+        while self.turn().1 {
+            self.0.settle();
+        }
         std::mem::take(&mut self.0.fx.cuts).into_iter().map(|report| report.news).collect()
     }
 
@@ -188,4 +213,96 @@ fn nothing_of_an_ordered_volume_goes_past_the_log() {
         bed.0.submit(op, range, &[]);
         assert!(!(0..4).any(|_| seen(&mut bed)), "{op:?}");
     }
+}
+
+#[test]
+fn a_part_is_taken_in_steps_while_clients_write() {
+    let mut bed = Bed::large();
+    bed.order(CutOrder::Take(1));
+    assert_eq!(bed.turn(), (256, true));
+    for block in [1, 900] {
+        bed.0.submit(IoOp::Write, ByteRange::new(block * BLOCK, BLOCK), &[2; BLOCK as usize]);
+    }
+    assert_eq!(bed.turn(), (512, true));
+    assert_eq!(bed.0.replies.len(), 2);
+    bed.0.replies.clear();
+    bed.flush();
+    assert_eq!(bed.turn(), (768, true));
+    assert!(bed.0.fx.cuts.is_empty(), "the part is not taken yet");
+    assert_eq!(bed.turn().0, 1024);
+    assert_eq!(bed.news(), [TAKEN, CutNews::Staged(1)]);
+    assert!(bed.0.replies.is_empty(), "the flush covers a write that the part lacks");
+    bed.order(CutOrder::Release(1));
+    assert_eq!(bed.0.replies.len(), 1);
+    bed.order(WRITE);
+    assert_eq!(bed.news(), [CutNews::Written(1)]);
+    assert_eq!([0, 1, 2, 899, 900, 901].map(|block| bed.primary(block)), [1, 1, 1, 1, 2, 1]);
+}
+
+#[test]
+fn a_part_is_given_up_in_steps() {
+    let mut bed = Bed::large();
+    bed.order(CutOrder::Take(1));
+    (0..4).for_each(|_| _ = bed.turn());
+    assert_eq!(bed.news(), [TAKEN, CutNews::Staged(1)]);
+    bed.order(CutOrder::Abandon(1));
+    for left in [768, 512, 256] {
+        assert_eq!(bed.turn(), (left, true));
+    }
+    assert_eq!(bed.turn(), (0, false));
+    bed.0.wait(Duration::from_secs(1));
+    assert_eq!(bed.news(), [CutNews::Wanted]);
+}
+
+#[test]
+fn a_part_may_be_given_up_while_it_is_taken() {
+    let mut bed = Bed::large();
+    bed.order(CutOrder::Take(1));
+    (0..3).for_each(|_| _ = bed.turn());
+    bed.order(CutOrder::Abandon(1));
+    bed.order(CutOrder::Take(2));
+    for left in [512, 256] {
+        assert_eq!(bed.turn(), (left, true));
+    }
+    (0..5).for_each(|_| _ = bed.turn());
+    let taken = CutNews::Taken { number: 2, last: false, whole: true };
+    assert_eq!(bed.news(), [taken, CutNews::Staged(2)]);
+    bed.order(CutOrder::Write { number: 2, last: false });
+    bed.0.wait(Duration::from_secs(1));
+    assert_eq!(bed.news(), [CutNews::Written(2)]);
+    assert_eq!([0, 300, 1023].map(|block| bed.primary(block)), [1; 3]);
+}
+
+#[test]
+fn a_stop_ends_a_part_that_is_being_taken() {
+    let mut bed = Bed::large();
+    bed.order(CutOrder::Take(1));
+    bed.turn();
+    bed.0.stop();
+    assert_eq!(bed.news(), [CutNews::Abandoned(1)]);
+    bed.order(CutOrder::Abandon(1));
+    (0..8).for_each(|_| _ = bed.turn());
+    assert_eq!((bed.primary(1), bed.0.engine.state()), (0, &crate::State::Stopped));
+}
+
+#[test]
+fn a_part_that_a_change_of_mode_interrupts_is_not_whole() {
+    let mut bed = Bed::large();
+    bed.order(CutOrder::Take(1));
+    bed.turn();
+    bed.0.engine.set(Setting::Mode(VOLUME, Mode::WriteThrough));
+    bed.turn();
+    let taken = CutNews::Taken { number: 1, last: false, whole: false };
+    assert_eq!(bed.0.fx.cuts.first().map(|report| report.news), Some(taken));
+}
+
+/// What was written to blocks that the part had already is still dirty then.
+#[test]
+fn a_part_in_which_the_device_fails_is_not_the_last() {
+    let mut bed = Bed::large();
+    bed.order(CutOrder::Take(1));
+    bed.turn();
+    bed.fail_cache();
+    (0..4).for_each(|_| _ = bed.turn());
+    assert!(bed.news().contains(&TAKEN));
 }
