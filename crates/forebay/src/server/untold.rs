@@ -63,7 +63,7 @@ pub fn hold(kept: &Kept, registry: &Registry, before: &[String]) -> io::Result<O
 
 fn note(file: &File, shard: usize, bits: u64) {
     if let Err(error) = file.write_all_at(&bits.to_le_bytes(), (shard * BYTES) as u64) {
-        tracing::error!(%error, "a loss that clients do not know of is not kept for the next server");
+        tracing::error!(%error, "the next server will not know of a loss");
     }
 }
 
