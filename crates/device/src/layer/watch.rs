@@ -17,7 +17,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::Duration;
@@ -61,6 +61,9 @@ struct Mark {
     last: AtomicU64,
     /// Number of changes that have begun.
     changes: AtomicU64,
+    /// It was discarded, and not all of it was written since: a read may find one thing now and
+    /// another later.
+    undefined: AtomicBool,
 }
 
 /// A place on record.
@@ -141,23 +144,26 @@ impl Watch {
     }
 
     /// Number of changes of this place so far, if it is off the record, no change is in flight, and
-    /// its content is durable; otherwise `None`.
+    /// its content is defined and durable; otherwise `None`.
     #[must_use]
     pub fn at_rest(&self, at: usize) -> Option<u64> {
         let mark = &self.marks[at];
         let changes = mark.changes.load(SeqCst);
-        let rests = mark.state.load(SeqCst) == VOID && mark.in_flight.load(SeqCst) == 0;
+        let rests = mark.state.load(SeqCst) == VOID
+            && mark.in_flight.load(SeqCst) == 0
+            && !mark.undefined.load(SeqCst);
         (rests && mark.last.load(SeqCst) <= self.durable.load(SeqCst)).then_some(changes)
     }
 
     /// Holds back changes of a place from now on, so that it can be read and recorded. Returns
-    /// false, and holds back nothing, if a change is in flight or not yet durable.
+    /// false, and holds back nothing, if a change is in flight or not yet durable, or the content
+    /// is undefined.
     #[must_use]
     pub fn hold(&self, at: usize) -> bool {
         let mark = &self.marks[at];
         mark.state.store(KNOWN, SeqCst);
         // Changes that ended before this are on the device; later ones wait.
-        let still = mark.in_flight.load(SeqCst) == 0;
+        let still = mark.in_flight.load(SeqCst) == 0 && !mark.undefined.load(SeqCst);
         if !still || mark.last.load(SeqCst) > self.durable.load(SeqCst) {
             self.release(at);
             return false;
@@ -193,8 +199,14 @@ impl Watch {
     }
 
     /// Ends a change of these places.
-    fn end(&self, places: Range<usize>, ok: bool) {
-        for mark in &self.marks[places] {
+    fn end(&self, change: Change, ok: bool) {
+        let Change { places, range, discards } = change;
+        for (place, mark) in self.places[places.clone()].iter().zip(&self.marks[places]) {
+            if discards {
+                mark.undefined.store(true, SeqCst);
+            } else if ok && range.offset <= place.offset && place.end() <= range.end() {
+                mark.undefined.store(false, SeqCst);
+            }
             let number = if ok { self.ended.fetch_add(1, SeqCst) + 1 } else { NEVER };
             mark.last.fetch_max(number, SeqCst);
             mark.in_flight.fetch_sub(1, SeqCst);
@@ -229,12 +241,26 @@ impl Layer for Watched {
     }
 }
 
+/// A change in flight.
+struct Change {
+    /// The places that it touches.
+    places: Range<usize>,
+    range: ByteRange,
+    discards: bool,
+}
+
 /// Data kept for a request at the device below.
 enum Noted {
-    Change(Range<usize>),
+    Change(Change),
     /// A flush, with the number of changes that had ended before it.
     Flush(u64),
     Other,
+}
+
+impl Change {
+    fn of(io: &Io, places: Range<usize>) -> Self {
+        Self { places, range: io.range, discards: io.op == IoOp::Discard }
+    }
 }
 
 struct WatchedQueue {
@@ -252,9 +278,9 @@ impl WatchedQueue {
     /// Passes a request on; returns it if the device below has no room.
     fn pass(&mut self, now: Instant, io: Io, noted: Noted) -> Result<(), Io> {
         self.slots.pass(&mut *self.inner, now, io, noted).map_err(|(io, noted)| {
-            if let Noted::Change(places) = noted {
+            if let Noted::Change(change) = noted {
                 // The request was not accepted, so it changed nothing.
-                for mark in &self.watch.marks[places] {
+                for mark in &self.watch.marks[change.places] {
                     mark.in_flight.fetch_sub(1, SeqCst);
                 }
             }
@@ -269,7 +295,10 @@ impl WatchedQueue {
             let places = self.watch.touched(io.range);
             if !self.watch.begin(places.clone()) {
                 self.held.push_back(io);
-            } else if let Err(io) = self.pass(now, io, Noted::Change(places)) {
+                continue;
+            }
+            let change = Noted::Change(Change::of(&io, places));
+            if let Err(io) = self.pass(now, io, change) {
                 self.held.push_back(io);
                 return;
             }
@@ -296,7 +325,8 @@ impl IoQueue for WatchedQueue {
             self.again = now + NAP;
             return Ok(());
         }
-        self.pass(now, io, Noted::Change(places))
+        let change = Noted::Change(Change::of(&io, places));
+        self.pass(now, io, change)
     }
 
     fn poll(&mut self, now: Instant, done: &mut Vec<Completion>) {
@@ -306,7 +336,7 @@ impl IoQueue for WatchedQueue {
             let (tag, noted) = self.slots.take(end.tag);
             end.tag = tag;
             match noted {
-                Noted::Change(places) => self.watch.end(places, end.result.is_ok()),
+                Noted::Change(change) => self.watch.end(change, end.result.is_ok()),
                 Noted::Flush(ended) if end.result.is_ok() => {
                     self.watch.durable.fetch_max(ended, SeqCst);
                 }
@@ -401,6 +431,29 @@ mod tests {
         assert_eq!(watch.asked(), [0]);
         watch.release(0);
         assert!(!watch.has(&recorded[0]) && watch.recorded().is_empty(), "it may be changed");
+    }
+
+    #[test]
+    fn what_a_discard_has_left_is_not_recorded_until_it_is_written() {
+        let (watch, device) = watched([false; 2]);
+        let mut bench = Bench::new(&device);
+        let mut change = |op: IoOp, offset: u64, len: u64| {
+            match op {
+                IoOp::Write => bench.write(offset, &vec![1; len as usize]).unwrap(),
+                _ => bench.bare(op, ByteRange::new(offset, len)).unwrap(),
+            }
+            bench.bare(IoOp::Flush, ByteRange::default()).unwrap();
+            watch.at_rest(0).is_some() && watch.hold(0) && {
+                watch.release(0);
+                true
+            }
+        };
+        assert!(change(IoOp::Write, 4096, 512));
+        assert!(!change(IoOp::Discard, 7680, 512));
+        assert!(!change(IoOp::Write, 4096, 3584), "the rest is still undefined");
+        assert!(change(IoOp::Write, 0, 16384));
+        assert!(!change(IoOp::Discard, 0, 16384));
+        assert!(change(IoOp::WriteZeroes, 4096, 4096), "zeros are defined");
     }
 
     #[test]
