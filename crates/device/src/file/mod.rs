@@ -10,7 +10,7 @@ mod queue;
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -98,8 +98,9 @@ impl FileDevice {
         options.read(true).write(true).create_new(true).mode(0o600);
         let made = options.open(path);
         let file = made.map_err(|e| OpenError::system(format!("cannot create {name}"), e))?;
-        let device = lock(&file, &name, mode, false)
-            .and_then(|()| Self::over(file, path, name, mode, false));
+        // Somebody else may have found it and be using it.
+        lock(&file, &name, mode, false)?;
+        let device = Self::over(file, path, name, mode, false);
         if device.is_err() {
             // The file was created by this call and is unused; the first error is the one to
             // report.
@@ -192,7 +193,11 @@ fn lock(file: &File, name: &str, mode: OpenMode, is_block: bool) -> Result<(), O
     rustix::fs::flock(file, kind).map_err(|error| match error {
         Errno::WOULDBLOCK => OpenError::InUse { path: name.to_owned() },
         _ => OpenError::system(format!("cannot lock {name}"), error),
-    })
+    })?;
+    // One that it was not made for may have taken it away since it was opened.
+    let found = file.metadata();
+    let found = found.map_err(|error| OpenError::system(format!("cannot open {name}"), error))?;
+    if found.nlink() == 0 { Err(OpenError::InUse { path: name.to_owned() }) } else { Ok(()) }
 }
 
 /// The size of the device; an empty file is given the requested size, with its space allocated.

@@ -33,11 +33,19 @@ const ANSWERS_MAX: usize = 64;
 /// The address of a server, and the name of an export.
 #[derive(Clone, Debug)]
 pub(crate) struct Address {
-    /// For messages, and to recognize the device again.
+    /// For messages.
     pub(crate) uri: String,
     pub(crate) peer: Peer,
     /// Name of the export; empty for the default one.
     pub(crate) export: String,
+}
+
+impl Address {
+    /// The identity of the device. The default port is left out, so that it is the same with and
+    /// without it.
+    pub(crate) fn identity(&self) -> String {
+        self.uri.replacen(":10809/", "/", 1)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -82,8 +90,12 @@ fn dial(peer: &Peer, deadline: Instant) -> io::Result<Timed> {
         Peer::Tcp { host, port } => {
             let mut refusal = io::Error::other("the name has no address");
             let mut found = None;
-            for address in resolve(host, *port, deadline)? {
-                match TcpStream::connect_timeout(&address, time_left(deadline)?) {
+            let addresses = resolve(host, *port, deadline)?;
+            for (tried, address) in addresses.iter().enumerate() {
+                // One that does not answer leaves time for those after it.
+                let share =
+                    time_left(deadline)? / u32::try_from(addresses.len() - tried).unwrap_or(1);
+                match TcpStream::connect_timeout(address, share) {
                     Ok(stream) => {
                         stream.set_nodelay(true)?;
                         found = Some(stream);
