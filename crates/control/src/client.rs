@@ -28,6 +28,8 @@ pub use follow::Followed;
 
 /// Time limit for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The same for a change, which may wait for primaries or for the kernel.
+const CHANGE_PATIENCE: Duration = Duration::from_secs(60);
 /// Maximum length of an answer, in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
@@ -46,8 +48,13 @@ pub enum ClientError {
         source: io::Error,
     },
     /// The answer took too long.
-    #[error("the server at {0} has not answered in {PATIENCE:?}; see its log")]
-    Timeout(PathBuf),
+    #[error("the server at {path} has not answered in {after:?}; see its log")]
+    Timeout {
+        /// Path of the socket.
+        path: PathBuf,
+        /// The time limit.
+        after: Duration,
+    },
     /// The answer is not the expected one.
     #[error("the server at {path} is not a Forebay server of this version: {what}")]
     Unexpected {
@@ -365,8 +372,10 @@ impl Client {
             .map_err(|error| self.unexpected(error))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|source| self.io(source))?;
-        let talk = async { tokio::time::timeout(PATIENCE, self.talk(request)).await };
-        runtime.block_on(talk).unwrap_or_else(|_| Err(ClientError::Timeout(self.socket.clone())))
+        let after = if method == "GET" { PATIENCE } else { CHANGE_PATIENCE };
+        let talk = async { tokio::time::timeout(after, self.talk(request)).await };
+        let late = || ClientError::Timeout { path: self.socket.clone(), after };
+        runtime.block_on(talk).unwrap_or_else(|_| Err(late()))
     }
 
     async fn talk(&self, request: Request<Full<Bytes>>) -> Result<(u16, Bytes), ClientError> {

@@ -39,5 +39,6 @@ pub use ring::{
 };
 pub use socket::{has_hung_up, untaken};
 pub use uri::{
-    open_cache, open_cache_read_only, open_primary, open_primary_within, primary_path, primary_size,
+    network_identity, open_cache, open_cache_read_only, open_primary, open_primary_within,
+    primary_path, primary_size,
 };

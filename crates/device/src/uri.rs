@@ -109,6 +109,20 @@ pub fn primary_path(uri: &str) -> Result<Option<PathBuf>, OpenError> {
     Ok(Some(path))
 }
 
+/// The identity of the primary that `uri` names, if it can be told without the primary: that of a
+/// server on a network. `None` for a file or block device.
+///
+/// # Errors
+/// When the URI is invalid.
+pub fn network_identity(uri: &str) -> Result<Option<String>, OpenError> {
+    let mut parsed = Uri::parse(uri)?;
+    parsed.layers()?;
+    let Some(scheme @ (Scheme::Nbd | Scheme::NbdUnix)) = parsed.scheme else { return Ok(None) };
+    let address = parsed.nbd_address(scheme)?;
+    parsed.finish()?;
+    Ok(Some(address.identity()))
+}
+
 /// Layers over a device, lowest first: faults come first, so that a failed request takes time too.
 #[derive(Debug, Default)]
 struct Layers {

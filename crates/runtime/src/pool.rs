@@ -48,14 +48,16 @@ const CUT_OFF_PATIENCE: Duration = Duration::from_secs(1);
 /// Time in which the shards must stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(120);
 /// The same if the next server waits. A primary that hangs keeps its shards: the next server
-/// recovers then, as after a crash. The keeper waits for 20 s in all.
+/// recovers then, as after a crash.
 const HAND_OVER_STOP: Duration = Duration::from_secs(3);
+/// Time for all of a hand-over if volumes leave the cache: their last blocks must be on the
+/// primaries, or the next server cannot go on. The keeper waits for 20 s, in which the server has
+/// more to do.
+const HAND_OVER_ALL: Duration = Duration::from_secs(13);
 /// Time in which a thread must report its state.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
 /// Time in which a volume must answer a read of the server itself.
 const READ_PATIENCE: Duration = Duration::from_secs(30);
-/// Time in which blocks that became dirty just before a hand-over must become clean.
-const REST_PATIENCE: Duration = Duration::from_secs(2);
 /// Interval at which a drain before a stop is checked.
 const DRAIN_STEP: Duration = Duration::from_millis(20);
 
@@ -612,7 +614,7 @@ impl Pool {
 enum Drain<'a> {
     /// All, however long it takes.
     All,
-    /// The last ones of volumes that have been drained.
+    /// The last ones of volumes that have been drained, in a hand-over.
     Rest(&'a [VolumeId]),
 }
 
@@ -623,6 +625,7 @@ impl Inner {
     }
 
     fn stop_threads(&self, end: End, drain: Drain) -> Stopped {
+        let began = Instant::now();
         let farewell = match end {
             End::Stop => self.farewell,
             // Others wait.
@@ -638,16 +641,21 @@ impl Inner {
             }
         }
         *locked(&self.left_clients) = left.into_iter().flatten().collect();
+        let mut patience = if end == End::HandOver { HAND_OVER_STOP } else { STOP_PATIENCE };
         match drain {
             Drain::All => {
                 self.give_up_drain.store(false, Ordering::Relaxed);
                 self.await_drain();
             }
-            Drain::Rest(volumes) => self.await_rest(volumes),
+            Drain::Rest(&[]) => {}
+            Drain::Rest(volumes) => {
+                let limit = began + HAND_OVER_ALL;
+                self.await_rest(volumes, limit - patience);
+                patience = patience.max(limit.saturating_duration_since(Instant::now()));
+            }
         }
         // A request that was cut off may end until the shards have stopped.
         let mut last = Vec::new();
-        let patience = if end == End::HandOver { HAND_OVER_STOP } else { STOP_PATIENCE };
         let complete = self.ask_all(Command::Stop).await_all(patience, &mut last);
         let dirty_blocks = last.iter().map(|snapshot| snapshot.dirty_blocks).sum();
         let left = self.left_by_volume(&last);
@@ -693,15 +701,13 @@ impl Inner {
         }
     }
 
-    /// Waits a moment until these volumes, which are being drained, are clean.
-    fn await_rest(&self, volumes: &[VolumeId]) {
+    /// Waits until these volumes, which are being drained, are clean.
+    fn await_rest(&self, volumes: &[VolumeId], limit: Instant) {
         let of = |state: &&VolumeState| volumes.contains(&state.id);
         let is_clean = |all: &Vec<Snapshot>| {
             all.iter().flat_map(|one| &one.volumes).filter(of).all(|state| state.dirty_blocks == 0)
         };
-        let limit = Instant::now() + REST_PATIENCE;
-        while !volumes.is_empty()
-            && !self.ask_all(Command::Snapshot).all().as_ref().is_some_and(is_clean)
+        while !self.ask_all(Command::Snapshot).all().as_ref().is_some_and(is_clean)
             && Instant::now() < limit
         {
             std::thread::sleep(DRAIN_STEP);

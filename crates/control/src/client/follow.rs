@@ -43,7 +43,10 @@ impl Client {
             let mut pending = Vec::new();
             loop {
                 let next = tokio::time::timeout(SILENCE_MAX, body.frame()).await;
-                let next = next.map_err(|_| ClientError::Timeout(self.socket.clone()))?;
+                let next = next.map_err(|_| ClientError::Timeout {
+                    path: self.socket.clone(),
+                    after: SILENCE_MAX,
+                })?;
                 let Some(Ok(frame)) = next else { return Ok(()) };
                 let Ok(bytes) = frame.into_data() else { continue };
                 pending.extend_from_slice(&bytes);

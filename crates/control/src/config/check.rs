@@ -172,7 +172,7 @@ impl VolumeConfig {
 
 /// A primary's location, as far as its text tells: the path with links resolved, or the URI without
 /// its emulation parameters. Equal locations are the same device.
-pub(crate) fn location(primary: &str) -> String {
+pub fn location(primary: &str) -> String {
     if primary.starts_with("nbd") && primary.contains("://") {
         let (place, query) = primary.split_once('?').unwrap_or((primary, ""));
         let socket = query.split('&').find(|pair| pair.starts_with("socket="));

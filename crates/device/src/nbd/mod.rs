@@ -82,7 +82,7 @@ impl NbdDevice {
         let connection = connect(&address, patience)?;
         let terms = connection.terms;
         check_terms(&address.uri, &terms)?;
-        let info = info(&address.uri, &terms);
+        let info = info(&address, &terms);
         let (debts, stragglers, unparted, record) = Default::default();
         let shared = Shared { address, terms, info, debts, stragglers, unparted, record };
         let shared = Arc::new(shared);
@@ -216,7 +216,7 @@ fn check_terms(uri: &str, terms: &Terms) -> Result<(), OpenError> {
     Ok(())
 }
 
-fn info(uri: &str, terms: &Terms) -> DeviceInfo {
+fn info(address: &Address, terms: &Terms) -> DeviceInfo {
     let can = |flag| terms.flags.has(flag);
     DeviceInfo {
         size: terms.size,
@@ -228,9 +228,8 @@ fn info(uri: &str, terms: &Terms) -> DeviceInfo {
         rotational: can(TransmissionFlags::ROTATIONAL),
         read_only: can(TransmissionFlags::READ_ONLY),
         flush_by_queue: true,
-        // The default port is left out, so that the URI is the same with and without it.
-        identity: uri.replacen(":10809/", "/", 1),
-        name: uri.to_owned(),
+        identity: address.identity(),
+        name: address.uri.clone(),
     }
 }
 

@@ -30,8 +30,9 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// Stops the server.
 pub fn run(args: &StopArgs) -> anyhow::Result<()> {
     let client = args.daemon.client();
+    let pid = client.status().map(|status| status.pid);
     client.stop(args.drain)?;
-    let stopped = wait(&client);
+    let stopped = wait(&client, pid.ok())?;
     let StopStatus { dirty_bytes, lost_bytes } = stopped.left;
     let rest = Size(dirty_bytes.saturating_sub(lost_bytes));
     if args.json {
@@ -74,7 +75,10 @@ struct Stopped {
 }
 
 /// Waits until the server no longer answers, showing the dirty bytes.
-fn wait(client: &Client) -> Stopped {
+///
+/// # Errors
+/// If another process than `pid` answers: a hand-over came before the stop.
+fn wait(client: &Client, pid: Option<u32>) -> anyhow::Result<Stopped> {
     let bar = output::bar(0);
     let left = StopStatus { dirty_bytes: 0, lost_bytes: 0 };
     let mut stopped = Stopped { left, is_told: false, given_up: false };
@@ -83,6 +87,10 @@ fn wait(client: &Client) -> Stopped {
             Err(ClientError::NotRunning(_)) => break,
             // During its exit the server may be too busy to answer, or hang up in the middle.
             Err(_) => {}
+            Ok(status) if pid.is_some_and(|pid| pid != status.pid) => {
+                bar.finish_and_clear();
+                bail!("another process took over meanwhile, and serves: stop it again");
+            }
             Ok(status) => {
                 let (dirty_bytes, lost) = (status.cache.dirty_bytes, status.cache.fenced_bytes);
                 stopped.left = StopStatus { dirty_bytes, lost_bytes: lost.min(dirty_bytes) };
@@ -97,5 +105,5 @@ fn wait(client: &Client) -> Stopped {
         std::thread::sleep(PERIOD);
     }
     bar.finish_and_clear();
-    stopped
+    Ok(stopped)
 }

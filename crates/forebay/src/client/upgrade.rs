@@ -94,7 +94,9 @@ pub fn ended(client: &Client, begun: &UpgradeStatus) -> anyhow::Result<UpgradeSt
                 }
             }
             // For a moment nobody may answer.
-            Err(ClientError::NotRunning(_) | ClientError::Io { .. } | ClientError::Timeout(_)) => {}
+            Err(
+                ClientError::NotRunning(_) | ClientError::Io { .. } | ClientError::Timeout { .. },
+            ) => {}
             Err(error) => return Err(error.into()),
         }
         if Instant::now() > limit {

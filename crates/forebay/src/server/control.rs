@@ -29,7 +29,8 @@ use crate::server::kept::Kept;
 use crate::server::last_word::LastWord;
 use crate::server::mount::MountPoint;
 use crate::server::prefetch::Prefetch;
-use crate::server::reconfigure::{Reconfiguration, size_of};
+use crate::server::primaries;
+use crate::server::reconfigure::Reconfiguration;
 use crate::server::recording::Trace;
 use crate::server::rules;
 use crate::server::serve::Order;
@@ -449,7 +450,10 @@ impl PoolControl for Running {
     fn apply(&self, wanted: &Wanted, dry_run: bool) -> Result<Application, ControlError> {
         let config = &wanted.config;
         // Before the lock: a primary on a network may take long to tell.
-        let sizes: Vec<_> = config.volumes.iter().map(|one| size_of(&one.primary)).collect();
+        let sizes = primaries::sizes(config).map_err(|error| {
+            let hint = "nothing was changed; try again";
+            ControlError::new(ControlErrorKind::Unavailable, format!("{error:#}"), hint)
+        })?;
         let mut in_force = locked(&self.in_force);
         if !dry_run {
             self.reconfiguration.refuse_under_way()?;
@@ -596,6 +600,7 @@ impl PoolControl for Running {
     }
 
     fn attach(&self, volume: &str, sector_size: Option<u32>) -> Result<DiskSnapshot, ControlError> {
+        self.reconfiguration.refuse_under_way()?;
         let place = self.place(volume)?;
         let file = self.facts.volumes[place].file.as_deref();
         if let Some(device) = file.map(loops::over_path).unwrap_or_default().first() {

@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_block::{BLOCK_SIZE, VolumeId};
-use forebay_control::config::Config;
+use forebay_control::config::{Config, location};
 use forebay_control::settings::{Differences, VolumeChange, VolumeDifference, Way};
 use forebay_control::units::Size;
 use forebay_control::{ControlError, ControlErrorKind, UpgradeSnapshot, Wanted};
-use forebay_device::{open_primary, primary_size};
+use forebay_device::OpenError;
 use forebay_engine::{DrainProgress, Mode, Setting};
 use forebay_runtime::{Pool, StateDir, VolumeStats};
 
@@ -97,13 +97,13 @@ impl Reconfiguration {
         &self,
         wanted: &Config,
         differences: &Differences,
-        sizes: &[Option<u64>],
+        sizes: &[Result<u64, OpenError>],
     ) -> Vec<VolumeDifference> {
         let volumes = wanted.volumes.iter().zip(sizes);
         let grown = volumes.filter_map(|(volume, size)| {
             let place = self.place(differences.before(&volume.name)?)?;
             let before = self.pool.registry().volumes()[place].info.size;
-            let now = size.filter(|&now| now > before)?;
+            let now = size.as_ref().ok().copied().filter(|&now| now > before)?;
             let change = VolumeChange::Grown(before, now);
             Some(VolumeDifference { volume: volume.name.clone(), change })
         });
@@ -134,6 +134,11 @@ impl Reconfiguration {
             let what = "the requests of the mount cannot be handed over".to_owned();
             return Err(conflict(what, "see the log for the reason; restart the server"));
         }
+        self.check_attached(differences)
+    }
+
+    /// Checks that no volume is attached as a disk that cannot follow.
+    fn check_attached(&self, differences: &Differences) -> Result<(), ControlError> {
         for VolumeDifference { volume, change } in &differences.volumes {
             let name = match change {
                 VolumeChange::Removed => Some(volume.as_str()),
@@ -221,6 +226,9 @@ impl Reconfiguration {
             .map(|(place, volume)| (place, volume.id))
             .collect();
         let ids = self.ids(&wanted.config, differences);
+        let differences = differences.clone();
+        let primaries: Vec<String> =
+            wanted.config.volumes.iter().map(|volume| location(&volume.primary)).collect();
         let applying = Applying { text: wanted.text.clone(), new_cache, ids };
         tracing::info!(
             volumes = differences.volumes.len(),
@@ -230,7 +238,7 @@ impl Reconfiguration {
         );
         let (this, id, all) = (Arc::clone(self), begun.id, leaving.clone());
         let work = move || {
-            let outcome = this.prepare(id, &all, &applying);
+            let outcome = this.prepare(id, &all, (&primaries, &differences), &applying);
             let go = |()| this.upgrades.go(id, stays).map_err(|error| error.to_string());
             match outcome.and_then(go) {
                 Ok(()) => this.await_failure(id),
@@ -257,8 +265,22 @@ impl Reconfiguration {
         volumes.collect()
     }
 
-    /// Everything before the next server may be started.
-    fn prepare(&self, id: u64, leaving: &[Leaving], applying: &Applying) -> Result<(), String> {
+    /// The volumes whose primaries are at none of these places.
+    fn elsewhere(&self, places: &[String]) -> Vec<VolumeId> {
+        let in_force = locked(&self.in_force);
+        let volumes = in_force.volumes.iter().zip(self.pool.registry().volumes());
+        let gone = volumes.filter(|(volume, _)| !places.contains(&location(&volume.primary)));
+        gone.map(|(_, volume)| volume.id).collect()
+    }
+
+    /// Everything before the next server may be started, whose primaries are at these places.
+    fn prepare(
+        &self,
+        id: u64,
+        leaving: &[Leaving],
+        (primaries, differences): (&[String], &Differences),
+        applying: &Applying,
+    ) -> Result<(), String> {
         for &(place, volume) in leaving {
             let mode = while_leaving(locked(&self.in_force).volumes[place].mode);
             self.pool.set(Setting::Mode(volume, mode));
@@ -269,7 +291,7 @@ impl Reconfiguration {
             applying.store(&self.state).map_err(|error| error.to_string())?;
         }
         self.drained(id, leaving)?;
-        self.primaries_answer()?;
+        self.primaries_answer(&self.elsewhere(primaries))?;
         if applying.new_cache {
             self.list_blocks(&applying.ids);
         }
@@ -279,6 +301,8 @@ impl Reconfiguration {
                         more"
                 .to_owned());
         }
+        // One may have been attached by the kernel's own means, or was being attached at the start.
+        self.check_attached(differences).map_err(|error| error.to_string())?;
         self.gives_up_cache.store(applying.new_cache, Ordering::SeqCst);
         applying.store(&self.state).map_err(|error| error.to_string())
     }
@@ -322,12 +346,14 @@ impl Reconfiguration {
     }
 
     /// Waits until no primary is away: a request that waits for one cannot be handed over, so that
-    /// its client would be cut off.
-    fn primaries_answer(&self) -> Result<(), String> {
+    /// its client would be cut off. Nobody waits for a primary that is not used any more.
+    fn primaries_answer(&self, without: &[VolumeId]) -> Result<(), String> {
         let limit = Instant::now() + PRIMARY_PATIENCE;
         loop {
             let stats = self.pool.stats().ok_or(NO_ANSWER)?;
-            let away = |volume: &&VolumeStats| volume.state.primary.away_since.is_some();
+            let away = |volume: &&VolumeStats| {
+                volume.state.primary.away_since.is_some() && !without.contains(&volume.id)
+            };
             let Some(volume) = stats.volumes.iter().find(away) else { return Ok(()) };
             if Instant::now() > limit {
                 return Err(format!("the primary of volume {} does not answer", volume.name));
@@ -371,15 +397,5 @@ fn while_leaving(mode: Mode) -> Mode {
     match mode {
         Mode::WriteBack | Mode::WriteOnly | Mode::WriteThrough => Mode::WriteAround,
         Mode::WriteAround | Mode::PassThrough => mode,
-    }
-}
-
-/// The size of a primary now; `None` if it cannot be told.
-pub fn size_of(primary: &str) -> Option<u64> {
-    match primary_size(primary) {
-        Ok(Some(size)) => Some(size),
-        // A server on a network: it says so when a connection begins.
-        Ok(None) => open_primary(primary).ok().map(|device| device.info().size),
-        Err(_) => None,
     }
 }

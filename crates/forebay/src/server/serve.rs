@@ -105,7 +105,7 @@ fn prepare_to_take_over(
 ) -> anyhow::Result<(Config, Option<String>, Option<WarmUp>)> {
     let checked = args.config(kept).and_then(|(config, text)| {
         let applying = Applying::of(&config, text.as_deref())?;
-        takeover::check(&config, applying.is_some())?;
+        takeover::check(&config, applying.as_ref())?;
         let warm_up = applying.filter(|applying| applying.new_cache).and_then(|_| {
             let state = StateDir::open(&config.cache.state_dir);
             state.and_then(|state| WarmUp::take(&state)).unwrap_or_else(|error| {
@@ -174,7 +174,7 @@ impl Signals {
                 _ = self.terminate.recv() => return "SIGTERM",
                 _ = self.interrupt.recv() => return "SIGINT",
                 _ = self.hangup.recv() => match &self.reread {
-                    Some(reread) => reread.now(),
+                    Some(reread) => reread.begin(),
                     None => tracing::warn!(
                         "SIGHUP is ignored: there is no configuration file; change settings with \
                          forebay set"
@@ -186,13 +186,20 @@ impl Signals {
 }
 
 /// The configuration file, to be applied again.
+#[derive(Clone)]
 struct Reread {
     path: PathBuf,
     running: Arc<Running>,
 }
 
 impl Reread {
-    /// Applies the file; a file that cannot be applied changes nothing, and is a line in the log.
+    /// Applies the file on another thread: primaries may take long to tell their sizes.
+    fn begin(&self) {
+        let this = self.clone();
+        tokio::task::spawn_blocking(move || this.now());
+    }
+
+    /// A file that cannot be applied changes nothing, and is a line in the log.
     fn now(&self) {
         let path = self.path.display();
         let wanted = Config::text(&self.path).and_then(|text| {

@@ -6,20 +6,23 @@ use std::fs::File;
 use std::io::ErrorKind;
 
 use anyhow::{Context, bail};
-use forebay_control::config::Config;
+use forebay_control::config::{Config, VolumeConfig};
 use forebay_control::units::Size;
-use forebay_device::primary_size;
-use forebay_format::Superblock;
+use forebay_device::{OpenError, network_identity};
+use forebay_format::{Superblock, VolumeRecord};
 use forebay_runtime::StateDir;
+use forebay_volume::pool::is_removed;
 
 use crate::host::overlap;
+use crate::server::applying::Applying;
 use crate::server::cache::no_state;
 use crate::server::cache::superblocks::copies_in;
 use crate::server::endpoints;
-use crate::server::primaries::{samples, users};
+use crate::server::primaries::{self, addresses, samples, users};
 
 /// The files of a cache that a start replaces, each by a new one beside it.
-const REPLACED: [&str; 5] = ["witness", "settings", "detached", samples::KIND, users::KIND];
+const REPLACED: [&str; 6] =
+    ["witness", "settings", "detached", addresses::KIND, samples::KIND, users::KIND];
 /// Room for those that the server before has taken away, or that become larger, in bytes.
 const MORE_ROOM: u64 = 8 << 10;
 /// Space is given to files in units of this many bytes, or fewer.
@@ -31,41 +34,76 @@ const UNIT: u64 = 4 << 10;
 ///
 /// # Errors
 /// If a start with this configuration would fail, as far as that can be told.
-pub fn check(config: &Config, applied: bool) -> anyhow::Result<()> {
+pub fn check(config: &Config, applying: Option<&Applying>) -> anyhow::Result<()> {
     overlap::check(config)?;
     endpoints::certificates(&config.server)?;
-    if applied {
-        for volume in &config.volumes {
-            primary_size(&volume.primary).with_context(|| format!("volume {}", volume.name))?;
-        }
-        let there = usable(config)?;
-        return has_room(config, there.as_ref());
+    let there = match applying {
+        Some(_) => usable(config)?,
+        None => Some(served(config)?),
+    };
+    let records = there.as_ref().map_or(&[][..], |pool| &pool.volumes);
+    if applying.is_none() {
+        check_all_stay(config, records)?;
     }
+    for (volume, size) in config.volumes.iter().zip(primaries::sizes(config)?) {
+        let name = &volume.name;
+        let record = records.iter().find(|record| match applying {
+            Some(applying) => applying.ids.iter().any(|(id, one)| *id == record.id && one == name),
+            None => record.name == *name,
+        });
+        check_primary(volume, record, size, applying.is_some())?;
+    }
+    has_room(config, there.as_ref())
+}
+
+/// The superblock of the cache in use.
+fn served(config: &Config) -> anyhow::Result<Superblock> {
     let cache = || format!("cache {}", config.cache.path.display());
     let file = File::open(&config.cache.path).with_context(cache)?;
     let copies = copies_in(&file).context("its superblock").with_context(cache)?;
-    let served = newest(&copies).with_context(cache)?;
-    for volume in &served.volumes {
-        let name = &volume.name;
-        let Some(configured) = config.volumes.iter().find(|one| one.name == *name) else {
-            bail!(
-                "volume {name} is served, and no longer configured; an upgrade keeps all volumes: \
-                 configure it, or stop the server and start it again"
-            );
-        };
-        // A primary that is away, or reached over a network, is opened when it is taken over.
-        if let Ok(Some(size)) = primary_size(&configured.primary)
-            && size != volume.size
-        {
-            bail!(
-                "volume {name}: {} has {}, and {} are served; stop the server to change it",
-                configured.primary,
-                Size(size),
-                Size(volume.size)
-            );
-        }
+    newest(&copies).with_context(cache)
+}
+
+/// Checks that no volume is removed.
+fn check_all_stay(config: &Config, served: &[VolumeRecord]) -> anyhow::Result<()> {
+    let is_configured = |name: &String| config.volumes.iter().any(|one| one.name == *name);
+    let mut left = served.iter().filter(|record| !is_removed(record));
+    if let Some(VolumeRecord { name, .. }) = left.find(|record| !is_configured(&record.name)) {
+        bail!(
+            "volume {name} is served, and no longer configured; an upgrade keeps all volumes: \
+             configure it, or stop the server and start it again"
+        );
     }
-    has_room(config, Some(&served))
+    Ok(())
+}
+
+/// Checks a primary against the record of its volume. One that is served may be away, and may have
+/// grown.
+fn check_primary(
+    volume: &VolumeConfig,
+    record: Option<&VolumeRecord>,
+    size: Result<u64, OpenError>,
+    applied: bool,
+) -> anyhow::Result<()> {
+    let VolumeConfig { name, primary, .. } = volume;
+    let shown = || format!("volume {name}");
+    let identity = network_identity(primary).with_context(shown)?;
+    // A change of a disk's name is not seen here, so a disk must be there for what is applied.
+    let is_served = record.is_some_and(|record| match &identity {
+        Some(identity) => record.identity == *identity,
+        None => !applied,
+    });
+    match (size, record) {
+        (Err(error), _) if !is_served => Err(error).with_context(shown),
+        (Err(_), _) => Ok(()),
+        (Ok(size), Some(record)) if size < record.size => bail!(
+            "volume {name}: {primary} has shrunk from {} to {}, and clients may have written to \
+             what is missing; restore its size",
+            Size(record.size),
+            Size(size)
+        ),
+        (Ok(_), _) => Ok(()),
+    }
 }
 
 /// Checks whether a start can put on record what it must.

@@ -37,13 +37,14 @@ use crate::server::applying::Applying;
 use crate::server::args::ServeArgs;
 use crate::server::control::locked;
 use crate::server::events::Came;
+use crate::server::primaries::addresses::{self, Addresses};
 use crate::server::primaries::keeper::Keeper;
 use crate::server::primaries::returns::{Missing, Returns};
 use crate::server::primaries::samples::{Sample, Table};
 use crate::server::primaries::store::Store;
 use crate::server::primaries::users::Users;
 use crate::server::primaries::{self, returns, samples};
-use crate::server::primaries::{Gone, Present};
+use crate::server::primaries::{Gone, Known, Present};
 use crate::server::settings::KeptSettings;
 use crate::server::state_health::StateHealth;
 pub use no_state::no_state;
@@ -62,6 +63,9 @@ const DESTAGE_DEPTH_MIN: usize = 8;
 
 /// A cache device in use.
 pub struct Cache {
+    /// Files that this start has created, until it serves. First, so that the device is still ours
+    /// when a failure takes its file away.
+    made: Made,
     /// Usable size of the device, in bytes.
     device_bytes: u64,
     primaries: Vec<(VolumeId, Arc<dyn BlockDevice>)>,
@@ -80,8 +84,6 @@ pub struct Cache {
     accepted: Option<String>,
     /// What was known of earlier stops.
     stops: Stops,
-    /// Files that this start has created, until it serves.
-    made: Made,
 }
 
 /// Files that a start has created. They are removed if it fails: a cache that has never served
@@ -98,7 +100,11 @@ impl Drop for Made {
     fn drop(&mut self) {
         let users = self.users.take().map(|users| users.end());
         let witness = self.witness.take().map(|(witness, uuid)| {
-            witness.remove(uuid).and(witness.state().remove(&samples::file_name(uuid)))
+            let state = witness.state();
+            witness
+                .remove(uuid)
+                .and(state.remove(&samples::file_name(uuid)))
+                .and(addresses::remove(state, uuid))
         });
         let cache = self.cache.take().map(std::fs::remove_file);
         for error in [users, witness, cache].into_iter().flatten().filter_map(Result::err) {
@@ -135,6 +141,12 @@ impl Start<'_> {
         self.came != Came::TookOver && self.applied.is_some_and(|applied| applied.new_cache)
     }
 
+    /// Whether volumes keep their sizes though their primaries have grown: clients of the server
+    /// before know them.
+    fn keeps_volume_sizes(&self) -> bool {
+        self.came != Came::Started && self.applied.is_none()
+    }
+
     /// Whether the cache keeps its size, whatever is configured.
     fn keeps_size(&self) -> bool {
         self.came == Came::Restarted || self.is_after_interruption()
@@ -151,21 +163,25 @@ pub fn open(
     let opened = primaries::open(config)?;
     let size = size::of(config, start)?;
     config.cache.size = size.map(Size);
-    let mut made = Made::default();
     let absent = is_absent(&config.cache.path);
     let device = busy::open(|| open_cache(&config.cache.path, size))
         .map_err(|error| no_cache(&config.cache, error))?;
     if let Some(remark) = device.remark() {
         tracing::warn!("cache: {remark}");
     }
+    // After the device, so that it is still ours when a failure takes its file away.
+    let mut made = Made::default();
     made.cache = absent.then(|| config.cache.path.clone());
     let mut queue = Blocking::open(&*device).context("cache")?;
     let size = size.unwrap_or(u64::MAX).min(device.info().size);
     let found = Superblocks::read(&mut queue, size)?;
-    let mut present = primaries::stand_in(config, opened, found.newest(), args.reset_cache)?;
-    reset::not_swapped(args, config, &present.primaries, found.newest(), start.applied)?;
     let witness = Witness::open(&config.cache.state_dir).map_err(no_state)?;
     made.state = Some(witness.state().clone());
+    let pool = found.newest().filter(|_| !args.reset_cache);
+    let addresses = pool.map(|pool| Addresses::load(witness.state(), pool.uuid));
+    let known = Known { pool, addresses: &addresses.unwrap_or_default() };
+    let mut present = primaries::stand_in(config, opened, &known)?;
+    reset::not_swapped(args, config, &present.primaries, found.newest(), start.applied)?;
     let applied = start.applied;
     let stops = found.newest().map(|pool| Stops::load(witness.state(), pool)).transpose();
     let stops = stops.map_err(no_state)?.unwrap_or_default();
@@ -178,7 +194,7 @@ pub fn open(
     news.iter().for_each(|news| tracing::warn!("{}; {}", news.text, news.remedy));
     let how = (args, allowed.reset, start, &stops);
     let (opened, unchanged) =
-        decide_on(how, config, &mut present, &mut queue, (size, &found), &witness)
+        decide_on(how, config, &mut present, &mut queue, (size, &found, &known), &witness)
             .map_err(|error| reset::explain(error, &mut queue, size))
             .map_err(|error| match start.is_after_interruption() {
                 true => error.context(INTERRUPTED),
@@ -187,8 +203,10 @@ pub fn open(
     let Present { primaries, gone } = present;
     if applied.is_some_and(|applied| applied.new_cache) && !opened.fresh {
         if start.came == Came::TookOver {
-            let what = "the cache could not be given up: something became dirty again";
-            bail!("{what}; apply it once more");
+            bail!(
+                "the cache could not be given up: a primary has not taken and flushed its last \
+                 blocks in time; apply it once more"
+            );
         }
         tracing::warn!(
             "the server before ended while it applied this configuration, and the cache may still \
@@ -227,7 +245,8 @@ pub fn open(
     let Opened { superblock, ids, witnesses, .. } = &opened;
     let own = witnesses.iter().find(|record| record.uuid == superblock.uuid);
     let record = own.expect("a start has a witness").clone();
-    let registry = registry(config, &primaries, ids)?;
+    Addresses::of(&config.volumes, ids).keep(witness.state(), superblock.uuid);
+    let registry = registry(config, &primaries, &opened)?;
     let clock = forebay_runtime::clock();
     let list = DetachedList::open(witness.state(), superblock.uuid);
     let (list, detached) = list.map_err(no_state)?;
@@ -257,6 +276,7 @@ pub fn open(
     plan.witness = Some((witness.clone(), record, list));
     set_limits(&mut plan, config);
     let cache = Cache {
+        made,
         device_bytes: size,
         primaries: ids.iter().copied().zip(primaries).collect(),
         witness,
@@ -270,7 +290,6 @@ pub fn open(
         state_dir: config.cache.state_dir.clone(),
         accepted: allowed.accepted,
         stops,
-        made,
     };
     Ok((cache, plan, settings))
 }
@@ -510,17 +529,19 @@ fn decide_on(
     config: &Config,
     present: &mut Present,
     queue: &mut Blocking,
-    (device_size, found): (u64, &Superblocks),
+    (device_size, found, known): (u64, &Superblocks, &Known<'_>),
     witness: &Witness,
 ) -> anyhow::Result<(Opened, Vec<Vec<Sample>>)> {
-    let Superblocks { copies, announcement, known } = found;
+    let Superblocks { copies, announcement, known: pools } = found;
     let witnesses = witness.load_all()?;
-    for superblock in known {
+    for superblock in pools {
         // Unlike those of other caches, it must be readable.
         witness.load(superblock.uuid).context(BAD_WITNESS)?;
     }
     let newest = found.newest();
-    let (specs, unchanged) = primaries::specs(args, config, present, newest, witness.state())?;
+    let keeps_sizes = start.keeps_volume_sizes();
+    let (specs, unchanged) =
+        primaries::specs((args, keeps_sizes), config, present, (newest, known), witness.state())?;
     let absent = match newest {
         Some(pool) if !args.reset_cache => {
             gone((args, &stops.drained(pool)), queue, device_size, pool, &specs)?
@@ -535,7 +556,7 @@ fn decide_on(
         }
         _ => Vec::new(),
     };
-    let there = known.first().and_then(|superblock| u16::try_from(superblock.shards.len()).ok());
+    let there = pools.first().and_then(|superblock| u16::try_from(superblock.shards.len()).ok());
     let shards = config.server.shards.or(there).unwrap_or_else(shards_by_processors);
     let request = OpenRequest {
         device_size,
@@ -665,11 +686,14 @@ fn random_uuid() -> std::io::Result<[u8; 16]> {
 fn registry(
     config: &Config,
     primaries: &[Arc<dyn BlockDevice>],
-    ids: &[VolumeId],
+    opened: &Opened,
 ) -> anyhow::Result<Registry> {
-    let volumes = config.volumes.iter().zip(primaries).zip(ids);
+    let volumes = config.volumes.iter().zip(primaries).zip(&opened.ids);
     let volumes = volumes.map(|((configured, primary), &id)| {
-        let mut volume = Volume::new(id, configured.name.clone(), primary.info().clone());
+        let mut info = primary.info().clone();
+        let record = opened.superblock.volumes.iter().find(|record| record.id == id);
+        info.size = record.map_or(info.size, |record| record.size);
+        let mut volume = Volume::new(id, configured.name.clone(), info);
         volume.read_only |= configured.read_only;
         volume.sequential_threshold = configured.sequential_threshold.0;
         volume

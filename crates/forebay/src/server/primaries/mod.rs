@@ -1,6 +1,7 @@
 //! The primaries of a server: compared with their records at the start, watched while they are
 //! served, and recorded at the end.
 
+pub mod addresses;
 mod fingerprint;
 pub mod keeper;
 pub mod returns;
@@ -16,9 +17,10 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use forebay_block::{ErrorKind, IoResult, VolumeId};
 use forebay_control::config::{Config, VolumeConfig};
+use forebay_control::units::Size;
 use forebay_device::{
     AwayDevice, BlockDevice, HANDSHAKE_PATIENCE, OpenError, Watch, WatchedDevice, open_primary,
-    open_primary_within, primary_path,
+    open_primary_within, primary_path, primary_size,
 };
 use forebay_format::{Superblock, VolumeRecord};
 use forebay_runtime::{Blocking, StateDir, Stopped};
@@ -26,6 +28,7 @@ use forebay_volume::pool::{Opened, VolumeSpec};
 
 use crate::busy;
 use crate::server::args::ServeArgs;
+use addresses::Addresses;
 use fingerprint::Fingerprint;
 use keeper::Kept;
 use samples::{Sample, Table};
@@ -66,31 +69,60 @@ pub fn open(config: &Config) -> anyhow::Result<Vec<Found>> {
 }
 
 fn open_all(config: &Config, patience: Duration) -> anyhow::Result<Vec<Found>> {
+    let open = move |uri: &str| busy::open(|| open_primary_within(uri, patience));
+    let opened = of_each_uri(config, DISK_PATIENCE, open)?;
+    let fit = |(volume, opened): (&VolumeConfig, Found)| match opened {
+        Err(error) if !is_away(&error) => {
+            Err(anyhow::Error::new(error).context(format!("volume {}", volume.name)))
+        }
+        opened => Ok(opened),
+    };
+    config.volumes.iter().zip(opened).map(fit).collect()
+}
+
+/// The size of each primary, whoever is using it, or why it cannot be told. Takes
+/// [`ANSWER_PATIENCE`] at most.
+///
+/// # Errors
+/// If a thread cannot be started.
+pub fn sizes(config: &Config) -> anyhow::Result<Vec<Result<u64, OpenError>>> {
+    of_each_uri(config, ANSWER_PATIENCE, |uri| match primary_size(uri)? {
+        Some(size) => Ok(size),
+        // A server on a network: it says so when a connection begins.
+        None => Ok(open_primary_within(uri, ANSWER_PATIENCE)?.info().size),
+    })
+}
+
+/// Does `what` with the URI of each volume's primary, all at once: one that does not answer in time
+/// does not delay another.
+///
+/// # Errors
+/// If a thread cannot be started.
+fn of_each_uri<T: Send + 'static>(
+    config: &Config,
+    patience: Duration,
+    what: impl Fn(&str) -> Result<T, OpenError> + Clone + Send + 'static,
+) -> anyhow::Result<Vec<Result<T, OpenError>>> {
     let begin = |volume: &VolumeConfig| {
         let (tell, hear) = mpsc::channel();
-        let uri = volume.primary.clone();
-        let open = move || {
-            // Nobody may hear it any more.
-            let _ = tell.send(busy::open(|| open_primary_within(&uri, patience)));
-        };
-        thread::Builder::new().name("open".into()).spawn(open).map(|_| hear)
+        let (uri, what) = (volume.primary.clone(), what.clone());
+        // Nobody may hear it any more.
+        let work = move || drop(tell.send(what(&uri)));
+        thread::Builder::new().name("open".into()).spawn(work).map(|_| hear)
     };
     // All must have begun before the first is waited for.
     let begun = config.volumes.iter().map(begin).collect::<io::Result<Vec<_>>>();
-    let limit = Instant::now() + DISK_PATIENCE;
-    let wait = |(volume, hear): (&VolumeConfig, mpsc::Receiver<Found>)| {
-        // The system may let an open hang, and the thread with it.
-        let opened = hear.recv_timeout(limit.saturating_duration_since(Instant::now()));
-        let late = || io::Error::from(io::ErrorKind::TimedOut);
-        let what = || format!("cannot open {}", volume.primary);
-        match opened.unwrap_or_else(|_| Err(OpenError::System { what: what(), source: late() })) {
-            Err(error) if !is_away(&error) => {
-                Err(anyhow::Error::new(error).context(format!("volume {}", volume.name)))
-            }
-            opened => Ok(opened),
-        }
+    let limit = Instant::now() + patience;
+    let late = |volume: &VolumeConfig| OpenError::System {
+        what: format!("cannot open {}", volume.primary),
+        source: io::Error::from(io::ErrorKind::TimedOut),
     };
-    config.volumes.iter().zip(begun.context("a thread to open")?).map(wait).collect()
+    let wait = |(volume, hear): (&VolumeConfig, mpsc::Receiver<Result<T, OpenError>>)| {
+        // The system may let an open hang, and the thread with it.
+        let done = hear.recv_timeout(limit.saturating_duration_since(Instant::now()));
+        done.unwrap_or_else(|_| Err(late(volume)))
+    };
+    Ok(config.volumes.iter().zip(begun.context("a thread to open")?).map(wait).collect())
 }
 
 /// Whether a primary is behind a server on a network, which may take its time with a connection.
@@ -142,14 +174,22 @@ pub struct Gone {
     pub stand_in: Arc<AwayDevice>,
 }
 
-/// The record of a volume, of whose absent primary a stand-in can take the place.
-fn record_of<'a>(
-    newest: Option<&'a Superblock>,
-    reset: bool,
-    name: &str,
-) -> Option<&'a VolumeRecord> {
-    let record = newest.and_then(|one| one.volumes.iter().find(|one| one.name == *name));
-    record.filter(|_| !reset)
+/// What a start knows of the primaries from those before.
+pub struct Known<'a> {
+    /// The newest superblock; `None` if there is none, or a new cache is made whatever it says.
+    pub pool: Option<&'a Superblock>,
+    /// Where the primaries were.
+    pub addresses: &'a Addresses,
+}
+
+impl<'a> Known<'a> {
+    /// The record of a volume, of whose absent primary a stand-in can take the place.
+    ///
+    /// # Errors
+    /// If the cache has a volume of this name with another primary.
+    fn record_of(&self, volume: &VolumeConfig) -> anyhow::Result<Option<&'a VolumeRecord>> {
+        self.pool.map_or(Ok(None), |pool| self.addresses.record_of(pool, volume))
+    }
 }
 
 /// An absent primary does not keep the others from being served: its volume gets a stand-in that
@@ -157,29 +197,25 @@ fn record_of<'a>(
 ///
 /// # Errors
 /// If there is no record of an absent primary.
-pub fn stand_in(
-    config: &Config,
-    opened: Vec<Found>,
-    newest: Option<&Superblock>,
-    reset: bool,
-) -> anyhow::Result<Present> {
+pub fn stand_in(config: &Config, opened: Vec<Found>, known: &Known<'_>) -> anyhow::Result<Present> {
     let (mut primaries, mut gone) = (Primaries::new(), Vec::new());
     for (at, (volume, opened)) in config.volumes.iter().zip(opened).enumerate() {
         let name = &volume.name;
-        let record = record_of(newest, reset, name);
+        let record = known.record_of(volume);
         // Nothing can stand in for a volume without a record, so it gets more time.
         let opened = match opened {
-            late if record.is_none() && is_remote(volume) && is_late(&late) => {
+            late if !matches!(record, Ok(Some(_))) && is_remote(volume) && is_late(&late) => {
                 open_primary(&volume.primary)
             }
             opened => opened,
         };
         let primary = match (opened, record) {
             (Ok(primary), _) => primary,
-            (Err(error), None) => {
+            (Err(error), Ok(None)) => {
                 return Err(anyhow::Error::new(error).context(format!("volume {name}")));
             }
-            (Err(error), Some(record)) => {
+            (Err(error), Err(other)) => return Err(other.context(error.to_string())),
+            (Err(error), Ok(Some(record))) => {
                 gone.push(Gone::new(at, volume, record, &format!("cannot be opened: {error}")));
                 let stand_in = &gone.last().expect("it was put there").stand_in;
                 Arc::clone(stand_in) as Arc<dyn BlockDevice>
@@ -211,21 +247,23 @@ type Compared = (VolumeSpec, Vec<Sample>);
 /// The volumes with the present state of their primaries, compared with the records in the newest
 /// superblock and in the state directory; and of each primary the samples on record, if it equals
 /// them. A primary that cannot be read, or does not answer, counts as absent, and is replaced in
-/// `present`.
+/// `present`. With `keeps_sizes`, a volume whose primary has grown keeps its size: the clients of
+/// the server before know it.
 ///
 /// # Errors
 /// If a primary cannot be read and there is no record of its volume, or if none can be read.
 pub fn specs(
-    args: &ServeArgs,
+    (args, keeps_sizes): (&ServeArgs, bool),
     config: &Config,
     present: &mut Present,
-    newest: Option<&Superblock>,
+    (newest, known): (Option<&Superblock>, &Known<'_>),
     state: &StateDir,
 ) -> anyhow::Result<(Vec<VolumeSpec>, Vec<Vec<Sample>>)> {
     let record = newest.map(|newest| (newest, samples_of(newest, state)));
     let compare_all = |primaries: &Primaries, patience: fn(&VolumeConfig) -> Duration| {
         of_each(primaries, |at, primary| {
             let volume = &config.volumes[at];
+            let args = (args, keeps_sizes);
             spec_of(args, volume, primary, record.as_ref(), patience(volume))
         })
     };
@@ -240,16 +278,18 @@ pub fn specs(
     let must = !is_any_read(&present.primaries, &found);
     let mut specs = Vec::new();
     for (at, (volume, found)) in config.volumes.iter().zip(found).enumerate() {
-        let known = record_of(newest, args.reset_cache, &volume.name).filter(|_| !must);
-        specs.push(match (found, known) {
+        let record = if must { Ok(None) } else { known.record_of(volume) };
+        specs.push(match (found, record) {
             (Ok(spec), _) => spec,
-            (Err(error), None) => return Err(error),
-            (Err(error), Some(record)) => {
+            (Err(error), Ok(None)) => return Err(error),
+            (Err(error), Err(other)) => return Err(other.context(error.to_string())),
+            (Err(error), Ok(Some(record))) => {
                 let error = error.root_cause();
                 let gone = Gone::new(at, volume, record, &format!("cannot be read: {error}"));
                 tracing::warn!("volume {}: {}", volume.name, gone.stand_in.remark().unwrap_or(""));
                 present.primaries[at] = Arc::clone(&gone.stand_in) as Arc<dyn BlockDevice>;
                 present.gone.push(gone);
+                let args = (args, keeps_sizes);
                 spec_of(args, volume, &*present.primaries[at], None, Duration::ZERO)?
             }
         });
@@ -375,7 +415,7 @@ pub fn watch_one(
 /// A volume with the present state of its primary, compared with its record; and the samples on
 /// record, if the primary equals them.
 fn spec_of(
-    args: &ServeArgs,
+    (args, keeps_sizes): (&ServeArgs, bool),
     volume: &VolumeConfig,
     primary: &dyn BlockDevice,
     recorded: Option<&(&Superblock, Option<Table>)>,
@@ -399,7 +439,14 @@ fn spec_of(
     });
     let accepted = args.accept_primary.contains(name);
     let record = record.filter(|_| !primary.is_away());
-    let spec = VolumeSpec { accepted, ..compared(name, primary, record, patience)? };
+    let mut spec = VolumeSpec { accepted, ..compared(name, primary, record, patience)? };
+    if let Some((record, _)) = record.filter(|(record, _)| keeps_sizes && record.size < spec.size) {
+        let (now, before) = (Size(spec.size), Size(record.size));
+        tracing::warn!(
+            "volume {name}: its primary has grown to {now}; {before} are served until forebay apply"
+        );
+        spec.size = record.size;
+    }
     let unchanged = record.filter(|_| spec.sampled == Some(None));
     Ok((spec, unchanged.map_or(Vec::new(), |(_, samples)| samples.to_vec())))
 }
