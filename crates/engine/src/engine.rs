@@ -211,8 +211,9 @@ impl Shard for Engine {
         self.cache.probe_primaries(fx);
         self.recovery.retry(&mut self.cache, fx);
         if matches!(self.cache.state(), State::Serving | State::Stopping) {
-            let rooms: [fn(&mut Self, &mut Effects); 19] = [
+            let rooms: [fn(&mut Self, &mut Effects); 20] = [
                 |engine, fx| engine.recovery.pump_fences(&mut engine.cache, fx),
+                |engine, fx| engine.requests.follow_unlocked(&mut engine.cache, fx),
                 |engine, fx| engine.requests.release_delayed(&mut engine.cache, fx),
                 Self::pump_log,
                 Self::pump_durability,
@@ -488,6 +489,7 @@ impl Engine {
     }
 
     fn set_deadline(&self, fx: &mut Effects) {
+        let makes_room = self.cache.makes_room();
         let mut deadline = Instant::NEVER;
         if let Some(at) = self.cache.next_held() {
             // At the limit a write waits for destaging, not for the time.
@@ -498,6 +500,11 @@ impl Engine {
         if matches!(self.cache.state(), State::Serving | State::Stopping)
             && (self.cache.contents.dirty().blocks() > 0 || held)
         {
+            deadline = deadline.min(self.cache.now + DESTAGE_TICK);
+        }
+        if makes_room && self.cache.log.queued() > 0 && !cfg!(feature = "short-steps") {
+            // Whatever makes room wakes them. If that were forgotten anywhere, they would wait for
+            // ever; the simulator, which is to find it, goes without.
             deadline = deadline.min(self.cache.now + DESTAGE_TICK);
         }
         if let Some(at) = self.cache.out.next_look() {
@@ -518,9 +525,9 @@ impl Engine {
         if let Some(at) = self.recovery.late_at(&self.cache, self.requests.len() == 0) {
             deadline = deadline.min(at);
         }
-        let makes_room = self.cache.makes_room();
         let works = matches!(self.cache.state(), State::Serving | State::Stopping);
         let goes_on = self.destaging.goes_on()
+            || self.requests.has_unlocked()
             || self.detach.goes_on(&self.cache)
             || self.cache.form.has_given_up();
         if makes_room && self.reclaim.is_sorting() || works && goes_on {

@@ -3,6 +3,13 @@
 use forebay_block::STRIPE_BLOCKS;
 use forebay_format::{PAGE, RECORD_ENTRIES_MAX};
 
+/// A limit of the work in one step. With the feature `short-steps` each step is as short as it can
+/// be, so that the simulator comes to all of them.
+#[must_use]
+pub const fn step(limit: usize) -> usize {
+    if cfg!(feature = "short-steps") { 1 } else { limit }
+}
+
 /// Pages in the longest record: bounds how long a group commit waits.
 pub const RECORD_PAGES_MAX: usize = 128;
 /// Records in flight at which a new record waits until it is full: makes groups larger when the
@@ -36,11 +43,11 @@ pub const LATE_FOOTERS: usize = 2;
 /// For each block that late loading applies in one turn, the segment has this many bytes.
 pub const LOADED_ONE_IN: u32 = 8192;
 /// Limit on the blocks that late loading applies in one turn.
-pub const LOADED_MAX: u32 = 1024;
+pub const LOADED_MAX: u32 = step(1024) as u32;
 /// How many times as much late loading does in one turn while writes wait for room in the log.
 pub const LOADED_HURRY: u32 = 4;
 /// Extents of the store whose free slots are found in one turn after late loading.
-pub const EXTENTS_FOUND: u32 = 64;
+pub const EXTENTS_FOUND: u32 = step(64) as u32;
 /// Retries of a failed read of a footer during late loading.
 pub const LOAD_READS_MAX: u32 = 8;
 /// Length, in whole blocks, from which a write of zeros goes to the primary instead of the log.
@@ -69,13 +76,13 @@ pub const SORTED_ONE_IN: u32 = 2048;
 pub const COMPARED_ONE_IN: u32 = 32 << 10;
 /// Limit on the blocks that reclaim decodes at the same time, and on the copies for which it reads
 /// a similar block.
-pub const REBASES_MAX: usize = 32;
+pub const REBASES_MAX: usize = step(32);
 /// Units of the store among which the least wanted is evicted.
 pub const EVICT_SAMPLE: usize = 24;
 /// Blocks that are scanned for [`EVICT_SAMPLE`] of one volume.
 pub const OWN_SCANNED_MAX: u64 = 4096;
 /// Units evicted in one turn, by length of their slots, and of each volume above its limit.
-pub const EVICTIONS_MAX: usize = 32;
+pub const EVICTIONS_MAX: usize = step(32);
 /// Units that one flush makes durable, if more are coming.
 pub const UNITS_FLUSHED: usize = 64;
 /// Entries and pages of a record that waits for a client's write to share it, if nothing waits for

@@ -16,6 +16,7 @@ use crate::cache::Cache;
 use crate::contents::Index;
 use crate::contents::block_of;
 use crate::key::Key;
+use crate::limits::step;
 use crate::locks::Locks;
 use crate::ram::Round;
 use crate::store::{Store, UNIT_BLOCKS};
@@ -25,8 +26,8 @@ const ROUND: Duration = Duration::from_secs(60);
 /// Limits on the places visited in one turn of the event loop, and on the blocks that are weighed:
 /// to encode one takes up to 15 microseconds. To weigh few together takes as long as if they were
 /// [`UNIT_BLOCKS`].
-const PLACES_MAX: u64 = 1024;
-const WEIGHED_MAX: u64 = 64;
+const PLACES_MAX: u64 = step(1024) as u64;
+const WEIGHED_MAX: u64 = step(64) as u64;
 /// Of this many groups of missed blocks, one goes through the log.
 const THROUGH_LOG_ONE_IN: u64 = 4;
 /// Intervals between visits when nothing else happens: usually, and when the round is late.

@@ -4,10 +4,11 @@ use crate::api::listing::{ListedBlock, Listing};
 use crate::cache::Cache;
 use crate::contents::block_of;
 use crate::key::Key;
+use crate::limits::step;
 
 /// Buckets of the index, or places of the RAM tier, in a part of the list: a few hundred
 /// microseconds of work.
-const PART: u64 = 256;
+const PART: u64 = step(256) as u64;
 
 impl Cache {
     /// The part of the list that begins at `from`: first the index, then the RAM tier.

@@ -14,7 +14,7 @@ use crate::contents::{SEGMENT_BYTES_MAX, SEGMENTS_MAX};
 use crate::form::Forms;
 use crate::key::Key;
 use crate::left::Left;
-use crate::limits::{RECORD_PAGES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MIN};
+use crate::limits::{RECORD_PAGES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MIN, step};
 use crate::locks::Locks;
 use crate::log::Log;
 use crate::log::builder::Builder;
@@ -48,7 +48,7 @@ pub(crate) use standing::Standing;
 use wear::wear_budget;
 
 /// Limit on the stripes in which one turn looks for leftover dirty blocks of a volume.
-const LEFTOVER_STRIPES: usize = 64;
+const LEFTOVER_STRIPES: usize = step(64);
 
 const KNOWN: &str = "requests name volumes there are";
 

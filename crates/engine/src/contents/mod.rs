@@ -30,6 +30,7 @@ pub use pages::{Pages, UNIT_PAGES_MAX};
 use sharing::Sharing;
 
 use crate::key::{Key, KeyMap, LargeMap};
+use crate::limits::step;
 use crate::ram::Ram;
 
 /// A version of a block.
@@ -91,7 +92,7 @@ struct GivenUp {
 }
 
 /// Segments whose sharers are forgotten in one turn.
-const GIVEN_UP_SEGMENTS: usize = 1024;
+const GIVEN_UP_SEGMENTS: usize = step(1024);
 
 /// The number of every extent of the store, in place of a segment's number in the log: the blocks
 /// of the store are as old as the entries that name them, which move forward in the log.

@@ -21,6 +21,7 @@ use crate::api::{DestageReason, Effects, Health, State, Target, Trust};
 use crate::cache::Cache;
 use crate::contents::Place;
 use crate::key::{Key, KeyMap};
+use crate::limits::step;
 use crate::note::Note;
 use crate::slab::{Id, Slab};
 use crate::ticket::Ticket;
@@ -137,13 +138,13 @@ const FLUSH_BATCH: usize = 256;
 const COLLECTED_MAX: u64 = 8 * STRIPE_BLOCKS;
 /// Blocks gathered in one turn from which no destage is started, and blocks of destages that ended
 /// in one turn from which no other do: a stripe more at most.
-const GATHERED_MAX: u64 = 256;
-const ENDED_MAX: u64 = 256;
+const GATHERED_MAX: u64 = step(256) as u64;
+const ENDED_MAX: u64 = step(256) as u64;
 /// Blocks taken into cuts in one turn from which no others are: a stripe more at most.
-const TAKEN_MAX: u64 = 256;
+const TAKEN_MAX: u64 = step(256) as u64;
 /// Limit on the stripes visited in one step, and on the steps in one turn of the event loop.
-const STRIPES_LOOKED_AT: usize = 64;
-const LOOKS_MAX: usize = 256;
+const STRIPES_LOOKED_AT: usize = step(64);
+const LOOKS_MAX: usize = step(256);
 /// Pause after the first failed destage write, and the number of times that it doubles.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_DOUBLINGS_MAX: u32 = 4;
@@ -623,9 +624,11 @@ impl Destaging {
         }
     }
 
-    /// Whether the next turn should come at once, since this one has done enough.
+    /// Whether the next turn should come at once: this one has done enough, or has ended destages
+    /// for which others wait that had their turn before.
     pub fn goes_on(&self) -> bool {
-        self.gathered >= GATHERED_MAX || !self.covered.is_empty() || self.cuts_go_on()
+        let ended = self.ended > 0 || !self.covered.is_empty();
+        self.gathered >= GATHERED_MAX || ended || self.cuts_go_on()
     }
 
     /// Drops a destage; its blocks become clean if the primary has them durably.

@@ -24,16 +24,17 @@ use crate::form::AssociateOwner;
 use crate::form::decode;
 use crate::key::Key;
 use crate::life::purge::Purge;
+use crate::limits::step;
 use crate::log::builder::Expect;
 use crate::log::read::{Reader, SegmentRead};
 use crate::ticket::Ticket;
 
 /// Number of blocks compared in one round.
-const ROUND_BLOCKS: usize = 64;
+const ROUND_BLOCKS: usize = step(64);
 /// Limit on the stripes visited in a turn while searching for clean blocks, and while dropping
 /// them.
-const STRIPES_SEARCHED: u64 = 16;
-const STRIPES_DROPPED: u64 = 64;
+const STRIPES_SEARCHED: u64 = step(16) as u64;
+const STRIPES_DROPPED: u64 = step(64) as u64;
 /// The pause after a round, as a multiple of the time that the primary took for it, so that other
 /// requests have nine tenths of the primary's time; and the bounds of the pause.
 const PAUSE: u32 = 9;

@@ -29,18 +29,19 @@ use crate::destage::Destaging;
 use crate::key::Key;
 use crate::left::{keys_of, stripe_of, stripes_of};
 use crate::life::stop::PATIENCE;
+use crate::limits::step;
 use crate::request::Requests;
 use crate::request::op::{Op, Stage};
 use crate::slab::Id;
 
 /// Limit on the stripes visited in a turn.
-const LOOKED_AT: usize = 64;
+const LOOKED_AT: usize = step(64);
 /// Limit on the blocks of which one turn finds out whether they were durable.
-const CHECKED_MAX: usize = 64;
+const CHECKED_MAX: usize = step(64);
 /// Blocks that set out in one turn from which no other do: a stripe more at most.
-const STARTED_MAX: u64 = 256;
+const STARTED_MAX: u64 = step(256) as u64;
 /// Limit on the stripes that are left in a turn.
-const LEFT_MAX: usize = 4;
+const LEFT_MAX: usize = step(4);
 
 /// A stripe that is being detached.
 #[derive(Debug)]

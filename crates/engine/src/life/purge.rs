@@ -6,10 +6,11 @@ use forebay_block::VolumeId;
 use crate::cache::Cache;
 use crate::contents::block_of;
 use crate::key::Key;
+use crate::limits::step;
 use crate::ram::Walk;
 
 /// Limit on the places in RAM visited in one turn of the event loop.
-const PLACES_MAX: usize = 1024;
+const PLACES_MAX: usize = step(1024);
 
 /// The progress for one volume.
 #[derive(Debug)]

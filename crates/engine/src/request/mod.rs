@@ -11,6 +11,8 @@ mod prefetch;
 pub(crate) mod read;
 pub(crate) mod write;
 
+use std::collections::VecDeque;
+
 use forebay_block::{BlockRange, Instant, IoBuf, IoError, VolumeId};
 
 use crate::api::{Effects, Reply, RequestId, Tier};
@@ -32,6 +34,10 @@ pub struct Requests {
     answered: usize,
     /// Since when writes have found no room in the log.
     no_room_since: Option<Instant>,
+    /// Writes that have got a lock they waited for, and have not gone on.
+    unlocked: VecDeque<Id>,
+    /// Whether one of them is going on.
+    follows: bool,
 }
 
 impl Requests {

@@ -22,7 +22,7 @@ use forebay_policy::Standing;
 use crate::api::{Bypass, Effects, Health, Mode, Reply, Request, Tier};
 use crate::cache::Cache;
 use crate::key::Key;
-use crate::limits::ZEROES_DIRECT_BLOCKS;
+use crate::limits::{ZEROES_DIRECT_BLOCKS, step};
 use crate::log::builder::Expect;
 use crate::note::Note;
 use crate::request::merge::{BlockBytes, block_bytes};
@@ -30,6 +30,8 @@ use crate::request::op::{Op, Path, ReadOwner, Stage, WriteOp};
 use crate::request::{Requests, reply};
 use crate::slab::Id;
 
+/// Limit on the writes that go on at once after one that held their blocks.
+const FOLLOWERS_MAX: usize = step(1024);
 /// CPU time per turn of the event loop for encoding the blocks of writes. The rest of a long write
 /// follows in the next turn, so that other requests need not wait for all of it.
 const WRITES_TURN: Duration = Duration::from_micros(200);
@@ -175,9 +177,29 @@ impl Requests {
             let key = Key::new(volume, block);
             if let Some(next) = cache.locks.release(key, id) {
                 self.spoil_fetch(key);
-                self.lock_blocks(cache, next, fx);
+                self.unlocked.push_back(next);
             }
         }
+        // Whoever goes on may end at once and unlock more: that is not nested, however many wait.
+        if !self.follows {
+            self.follow_unlocked(cache, fx);
+        }
+    }
+
+    /// Lets writes go on that have got the lock they waited for; those that are too many for a turn
+    /// go on in the next.
+    pub fn follow_unlocked(&mut self, cache: &mut Cache, fx: &mut Effects) {
+        self.follows = true;
+        for _ in 0..FOLLOWERS_MAX {
+            let Some(next) = self.unlocked.pop_front() else { break };
+            self.lock_blocks(cache, next, fx);
+        }
+        self.follows = false;
+    }
+
+    /// Whether writes have got a lock and have not gone on.
+    pub fn has_unlocked(&self) -> bool {
+        !self.unlocked.is_empty()
     }
 
     /// Chooses the path of a write, now that no other operation can change its blocks.

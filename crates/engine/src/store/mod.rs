@@ -29,7 +29,7 @@ use forebay_format::{EntryKind, Lsn, PAGE};
 
 use crate::contents::{Pages, UNIT_PAGES_MAX};
 use crate::key::{Key, KeyMap};
-use crate::limits::UNITS_FLUSHED;
+use crate::limits::{UNITS_FLUSHED, step};
 use crate::log::builder::Expect;
 use crate::slab::{Id, Slab};
 
@@ -45,7 +45,7 @@ const FREE_MAX: u64 = 1024;
 /// Longer runs that a search passes over, at most, to find one of a unit's length.
 const LONGER_MAX: u32 = 3;
 /// Extents that it looks at for that, at most: most of a store that is being filled has none.
-const LOOKED_AT: usize = 256;
+const LOOKED_AT: usize = step(256);
 /// While more than one page in this many is free, what is evicted must lengthen a run enough.
 const SCATTERED: u64 = 16;
 /// Longest time that a unit that is moved waits for others to share its flush.

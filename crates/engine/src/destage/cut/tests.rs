@@ -246,7 +246,7 @@ fn a_part_is_given_up_in_steps() {
     (0..4).for_each(|_| _ = bed.turn());
     assert_eq!(bed.news(), [TAKEN, CutNews::Staged(1)]);
     bed.order(CutOrder::Abandon(1));
-    for left in [768, 512, 256] {
+    for left in [768, 512, 256, 0] {
         assert_eq!(bed.turn(), (left, true));
     }
     assert_eq!(bed.turn(), (0, false));

@@ -329,6 +329,28 @@ fn a_discard_of_a_block_on_its_way_to_the_primary_keeps_it() {
     assert!(bed.wanted().is_empty() && bed.rooms.log.queued() == 0);
 }
 
+/// Before, each of them went on within the end of the one before: the stack overflowed.
+#[test]
+fn any_number_of_requests_may_wait_for_one_block() {
+    let mut bed = Bed::new();
+    bed.rooms.volume_mut(VOLUME).config.discard = true;
+    bed.rooms.dirty_durable([5]);
+    bed.begin_destaging(5);
+    bed.write(5, &content(5));
+    let mut wait: Vec<RequestId> = (0..200_000).map(|_| bed.discard(5, 1)).collect();
+    assert!(bed.answered().is_empty(), "they wait for the write");
+    bed.close();
+    while !wait.is_empty() {
+        let ended = bed.answered();
+        assert!(ended.len() <= FOLLOWERS_MAX, "{} at once", ended.len());
+        assert!(wait.drain(..ended.len()).eq(ended.iter().map(|&(id, _)| id)));
+        assert!(bed.requests.has_unlocked() || wait.is_empty());
+        let Rooms { cache, fx, .. } = &mut bed.rooms;
+        bed.requests.follow_unlocked(cache, fx);
+    }
+    assert!(!bed.rooms.locks.is_locked(key(5)));
+}
+
 #[test]
 fn a_discard_of_a_block_that_set_out_meanwhile_is_not_sent() {
     let mut bed = Bed::new();
