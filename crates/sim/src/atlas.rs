@@ -40,6 +40,8 @@ pub enum Scenario {
     PrimaryFlushErrors,
     /// The primary stops answering, and later returns.
     PrimaryVanishes,
+    /// The link to a primary breaks at a few requests, and the next ones get through.
+    PrimaryReturns,
     /// A primary stops answering and does not return: only in the worlds of [`crate::away`].
     PrimaryStaysAway,
     /// The cache device fails in some way and is then lost for good: only in worlds with ordered
@@ -83,7 +85,7 @@ impl Outcome {
 
 impl Scenario {
     /// Every scenario, with its weight.
-    pub const ALL: [(Self, u64); 21] = [
+    pub const ALL: [(Self, u64); 22] = [
         (Self::Crashes, 50),
         (Self::ModeSwitches, 8),
         (Self::CacheReadErrors, 3),
@@ -100,6 +102,7 @@ impl Scenario {
         (Self::PrimaryWriteErrors, 4),
         (Self::PrimaryFlushErrors, 4),
         (Self::PrimaryVanishes, 3),
+        (Self::PrimaryReturns, 0),
         (Self::PrimaryStaysAway, 0),
         (Self::CacheEnds, 0),
         (Self::CacheLost, 4),
@@ -142,6 +145,7 @@ impl Scenario {
             | Self::PrimaryWriteErrors
             | Self::PrimaryFlushErrors
             | Self::PrimaryVanishes
+            | Self::PrimaryReturns
             | Self::PrimaryStaysAway => Outcome { errors: true, ..silent },
             // A dirty block that could not be read stays fenced.
             Self::CacheReadErrors => Outcome { errors: true, errors_stay: true, ..silent },

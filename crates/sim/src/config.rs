@@ -128,6 +128,16 @@ pub const STRIPED_SEEDS: u64 = 80_000_000;
 /// ([`crate::steer`]).
 pub const STEERED_SEEDS: u64 = 100_000_000;
 
+/// Seeds from this one on are worlds whose primaries are restless: their links break and are there
+/// again, they are said to have changed, and requests are long.
+pub const RESTLESS_SEEDS: u64 = 120_000_000;
+
+/// Whether the world of a seed has restless primaries.
+#[must_use]
+pub fn is_restless(seed: u64) -> bool {
+    seed >= RESTLESS_SEEDS
+}
+
 /// Whether the world of a seed has arrays with parity.
 #[must_use]
 pub fn is_striped(seed: u64) -> bool {
@@ -256,6 +266,7 @@ impl Setup {
             verify_percent: rng.pick(&[30, 80, 100]),
         };
         match seed {
+            RESTLESS_SEEDS.. => setup.restless(),
             STEERED_SEEDS.. => setup.steered(),
             _ if is_striped(seed) => setup.striped(),
             _ if ordered => setup.in_order(ends),
@@ -316,6 +327,24 @@ impl Setup {
         self.dirty_limit = Part::Percent(50);
         self.dirty_target = Part::Percent(rng.pick(&[0, 2, 10]));
         self.write_cache_depth = Duration::from_millis(rng.pick(&[20, 200, 30_000]));
+        self
+    }
+
+    /// The same world with primaries whose links break, half of the time with another fault or with
+    /// modes that are switched.
+    fn restless(mut self) -> Self {
+        let mut rng = Rng::new(self.seed ^ 0x4e57_1e55);
+        (self.scenario, self.also) = match rng.below(6) {
+            0 => (Scenario::ModeSwitches, Some(Scenario::PrimaryReturns)),
+            1 => (Scenario::PrimaryReturns, Some(Scenario::PrimaryWriteErrors)),
+            2 => (Scenario::PrimaryReturns, Some(Scenario::PrimaryFlushErrors)),
+            _ => (Scenario::PrimaryReturns, None),
+        };
+        self.patience = Duration::from_millis(rng.pick(&[50, 1_000, 30_000]));
+        for volume in &mut self.volumes {
+            volume.discard |= rng.percent(50);
+        }
+        self.primary.garbles = primary_may_garble(&self.volumes, self.scenario, self.also);
         self
     }
 

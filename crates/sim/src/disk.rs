@@ -62,6 +62,9 @@ pub enum Fault {
     Error(ErrorKind),
     /// Writes fail, and reach the disk in part.
     TornError,
+    /// The link breaks: requests fail as if the device were absent, and changes are made in whole,
+    /// in part, or not at all.
+    Gone,
     /// Writes are acknowledged but not stored.
     Lost,
     /// Writes are stored this many bytes too far on.
@@ -287,6 +290,23 @@ impl SimDisk {
                 return io.complete(Err(ErrorKind::Media.into()));
             }
             Some(Fault::TornError) => return io.complete(Err(ErrorKind::Media.into())),
+            Some(Fault::Gone) => {
+                let all = io.range.len / SECTOR;
+                let done = [0, all / 2, all][self.rng.below(3) as usize] * SECTOR;
+                let range = ByteRange::new(io.range.offset, done);
+                match io.op {
+                    IoOp::Write if done > 0 => {
+                        let data = Data::Bytes(io.buf[..done as usize].to_vec());
+                        self.take(Pending::new(range, data, false));
+                    }
+                    IoOp::WriteZeroes if done > 0 => {
+                        self.take(Pending::new(range, Data::Zeros, false));
+                    }
+                    IoOp::Discard => self.discard(range),
+                    _ => {}
+                }
+                return io.complete(Err(ErrorKind::DeviceGone.into()));
+            }
             Some(Fault::Lost) => return io.complete(Ok(())),
             Some(Fault::Misdirected(by)) => {
                 io.range.offset = (io.range.offset + by) % (self.profile.size - io.range.len + 1);
@@ -398,6 +418,7 @@ impl SimDisk {
     pub fn flush_at_once(&mut self) -> bool {
         match self.strike(&Io::flush(IoTag(0))) {
             None | Some(Fault::Slow(_)) => self.flush(u64::MAX),
+            Some(Fault::Gone) => return false,
             Some(_) if self.gone => return false,
             Some(_) => {
                 self.give_up(u64::MAX);

@@ -82,6 +82,17 @@ impl World {
             Scenario::PrimaryFlushErrors => {
                 self.primaries[chosen].add_rule(rule(media, &[IoOp::Flush], some));
             }
+            Scenario::PrimaryReturns => {
+                let ops: &[&[IoOp]] = &[
+                    &[IoOp::Write],
+                    write,
+                    &[IoOp::Read],
+                    &[IoOp::Flush],
+                    &[IoOp::Discard, IoOp::WriteZeroes],
+                    &[IoOp::Read, IoOp::Write, IoOp::WriteZeroes, IoOp::Discard, IoOp::Flush],
+                ];
+                self.primaries[chosen].add_rule(rule(Fault::Gone, rng.pick(ops), some));
+            }
             Scenario::PrimaryVanishes => self.primaries[chosen].vanish(),
             Scenario::PrimaryStaysAway => self.send_away(),
             Scenario::CacheLost => self.lose_cache = true,

@@ -212,6 +212,12 @@ impl World {
                 }
                 Ok(())
             }
+            Step::Distrust(volume) => {
+                if let (Some(id), Some(server)) = (self.steering.ids[*volume], &mut self.server) {
+                    server.each(|engine| engine.distrust(id));
+                }
+                Ok(())
+            }
             Step::Drain(on) => {
                 self.drain(*on);
                 Ok(())

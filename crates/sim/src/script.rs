@@ -5,7 +5,7 @@ use forebay_block::{ByteRange, IoOp, SECTOR_SIZE};
 use forebay_engine::Mode;
 
 use crate::atlas::Scenario;
-use crate::config::{Setup, is_striped};
+use crate::config::{Setup, is_restless, is_striped};
 use crate::rng::Rng;
 use crate::steer::Change;
 
@@ -47,6 +47,8 @@ pub enum Step {
     Restart,
     /// A volume's mode changes.
     SetMode(usize, Mode),
+    /// A volume's primary is said to have been changed: its clean blocks are dropped.
+    Distrust(usize),
     /// Begins or ends a drain while requests continue.
     Drain(bool),
     /// The fault of the scenario begins; the number seeds its details.
@@ -87,6 +89,12 @@ pub fn script(setup: &Setup) -> Vec<Step> {
         (mix.sequential, mix.zero, mix.odd) = (rng.pick(&[0, 10]), rng.pick(&[0, 5]), 0);
         (mix.write, mix.blocks_max) = (rng.pick(&[40, 70]), rng.pick(&[1, 2, 4]));
     }
+    let mut restless = Rng::new(setup.seed ^ 0x4e57_1e56);
+    if is_restless(setup.seed) {
+        mix.blocks_max = restless.pick(&[1, 4, 80, 600]);
+        mix.discard = restless.pick(&[5, 20, 40]);
+        mix.zero = restless.pick(&[0, 5, 20]);
+    }
     let outcome = setup.outcome();
     let mut steps = Vec::new();
     let mut streams: Vec<Option<u64>> = vec![None; setup.volumes.len()];
@@ -123,6 +131,14 @@ pub fn script(setup: &Setup) -> Vec<Step> {
                 *op = IoOp::Prefetch;
             }
             steps.push(request);
+        }
+        if is_restless(setup.seed) && restless.percent(12) {
+            let volume = restless.below(setup.volumes.len() as u64) as usize;
+            steps.push(match restless.below(3) {
+                0 => Step::Distrust(volume),
+                _ => Step::Break(restless.number()),
+            });
+            broken = true;
         }
         if i >= break_at && !broken {
             steps.push(Step::Break(rng.number()));

@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use forebay_engine::Mode;
-use forebay_sim::config::{ORDERED_SEEDS, STEERED_SEEDS, STRIPED_SEEDS};
+use forebay_sim::config::{ORDERED_SEEDS, RESTLESS_SEEDS, STEERED_SEEDS, STRIPED_SEEDS};
 use forebay_sim::errors::Script;
 use forebay_sim::planted::Bug;
 use forebay_sim::runner::{Keep, proves, run_seed, seeds_for};
@@ -63,6 +63,14 @@ fn stripes_are_filled_without_a_lost_byte() {
 #[test]
 fn changes_of_volumes_and_of_the_cache_lose_nothing() {
     (STEERED_SEEDS..STEERED_SEEDS + SEEDS).for_each(|seed| {
+        check(seed);
+    });
+}
+
+/// Links to primaries break and are there again, under long requests.
+#[test]
+fn restless_primaries_lose_nothing() {
+    (RESTLESS_SEEDS..RESTLESS_SEEDS + SEEDS).for_each(|seed| {
         check(seed);
     });
 }

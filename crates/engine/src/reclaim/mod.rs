@@ -88,6 +88,8 @@ struct Job {
     bytes: usize,
     /// Upper limit on the bytes of log that all copies take.
     needs: u64,
+    /// Whether that counts payloads: the store takes none.
+    stays: bool,
     reading: bool,
     /// Blocks of the store that entries of the segment name: they must be named again.
     to_name: VecDeque<Stored>,
@@ -199,6 +201,7 @@ impl Job {
             to_copy: VecDeque::new(),
             bytes: 0,
             needs: 0,
+            stays: false,
             reading: false,
             to_name: VecDeque::new(),
             to_leave: VecDeque::new(),

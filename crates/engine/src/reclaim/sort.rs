@@ -66,6 +66,7 @@ impl Reclaim {
         }
         let mut job = std::mem::replace(&mut sorting.job, Job::new(SegmentSeq(0)));
         let stays = !cache.store.exists() || cache.store.is_full();
+        job.stays = stays;
         job.needs = job.bytes_at_most(cache.log.builder().pages_max(), stays);
         let segment = cache.config.segment_size;
         if cache.log.is_emergency() && !cache.log.would_fit(job.needs, segment) {
