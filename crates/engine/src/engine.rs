@@ -530,7 +530,8 @@ impl Engine {
             || self.requests.has_unlocked()
             || self.detach.goes_on(&self.cache)
             || self.cache.form.has_given_up();
-        if makes_room && self.reclaim.is_sorting() || works && goes_on {
+        let reclaims = self.reclaim.is_sorting() || self.reclaim.leaves_more();
+        if makes_room && reclaims || works && goes_on {
             deadline = deadline.min(self.cache.now);
         }
         if self.cache.store.exists() && self.reclaim.is_busy() {

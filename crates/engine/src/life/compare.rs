@@ -34,7 +34,7 @@ const ROUND_BLOCKS: usize = step(64);
 /// Limit on the stripes visited in a turn while searching for clean blocks, and while dropping
 /// them.
 const STRIPES_SEARCHED: u64 = step(16) as u64;
-const STRIPES_DROPPED: u64 = step(64) as u64;
+const STRIPES_DROPPED: u64 = step(16) as u64;
 /// The pause after a round, as a multiple of the time that the primary took for it, so that other
 /// requests have nine tenths of the primary's time; and the bounds of the pause.
 const PAUSE: u32 = 9;

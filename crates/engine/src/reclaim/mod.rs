@@ -14,7 +14,7 @@ use crate::api::Effects;
 use crate::cache::Cache;
 use crate::contents::Stored;
 use crate::key::{Key, KeyMap};
-use crate::limits::{RECLAIM_RESERVE, WARM_BLOCKS};
+use crate::limits::{RECLAIM_RESERVE, WARM_BLOCKS, step};
 use crate::log::read::{Reader, SegmentRead};
 use crate::log::{Log, SegmentState};
 use crate::note::Note;
@@ -95,6 +95,8 @@ struct Job {
     to_name: VecDeque<Stored>,
     /// Clean blocks of the store that leave the cache with the segment: they are not named again.
     to_leave: VecDeque<Stored>,
+    /// Whether they have begun to leave.
+    leaves: bool,
     /// Blocks stored against a base in the segment: they must be written whole.
     to_rebase: VecDeque<Stored>,
     /// Number of these blocks that are being read.
@@ -205,6 +207,7 @@ impl Job {
             reading: false,
             to_name: VecDeque::new(),
             to_leave: VecDeque::new(),
+            leaves: false,
             to_rebase: VecDeque::new(),
             rebasing: 0,
             seeking: 0,
@@ -253,6 +256,8 @@ impl Job {
     }
 }
 
+/// Limit on the blocks that leave in one turn since nothing names them again.
+const LEFT_MAX: usize = step(1024);
 /// Shares of the dirty limit, in percent. Up to the first, copying forward uses the policy's full
 /// allowance; from the second on nothing is copied, so that copies do not take the room that writes
 /// wait for.
@@ -470,15 +475,23 @@ impl Reclaim {
         most * left / (none - full).max(1)
     }
 
-    /// Frees the segment when no block lives in it any more.
+    /// Whether blocks of the store have to leave that one turn was too short for.
+    pub fn leaves_more(&self) -> bool {
+        self.job().is_some_and(|job| job.leaves)
+    }
+
+    /// Frees the segment when no block lives in it any more, and those that it names have left.
     fn finish(&mut self, cache: &mut Cache) {
         let Some(job) = self.job() else { return };
         let index = cache.log.position(job.seq);
         let moves = cache.store.exists() && (job.goes_on() || cache.store.is_moving());
-        if moves || job.is_reading() || cache.contents.live_in(index) > 0 {
+        let waits = moves || job.is_reading() || cache.contents.live_in(index) > 0;
+        self.going().leaves = false;
+        if waits {
             return;
         }
-        for Stored { key, place } in std::mem::take(&mut self.going().to_leave) {
+        for _ in 0..LEFT_MAX {
+            let Some(Stored { key, place }) = self.going().to_leave.pop_front() else { break };
             let now = cache.contents.same_version(key, &place);
             // A later entry may have made it dirty. Another may name it, too: from before a crash,
             // or from the time when it was dirty.
@@ -486,6 +499,11 @@ impl Reclaim {
                 cache.stats.evicted_blocks += 1;
                 cache.contents.drop(key, &mut cache.ram);
             }
+        }
+        let job = self.going();
+        job.leaves = !job.to_leave.is_empty();
+        if job.leaves {
+            return;
         }
         self.enter(&mut cache.log, State::Idle);
         self.take_client_bytes(&mut cache.log);
