@@ -8,7 +8,7 @@ mod identity;
 mod probe;
 mod queue;
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
@@ -85,7 +85,7 @@ impl FileDevice {
             Err(error) => return Err(OpenError::system(format!("cannot open {name}"), error)),
         };
         let file = open_file(path, &name, mode, is_block)?;
-        lock(&file, &name, mode, is_block)?;
+        lock(&file, (path, &name), mode, is_block)?;
         Self::over(file, path, name, mode, is_block)
     }
 
@@ -99,7 +99,7 @@ impl FileDevice {
         let made = options.open(path);
         let file = made.map_err(|e| OpenError::system(format!("cannot create {name}"), e))?;
         // Somebody else may have found it and be using it.
-        lock(&file, &name, mode, false)?;
+        lock(&file, (path, &name), mode, false)?;
         let device = Self::over(file, path, name, mode, false);
         if device.is_err() {
             // The file was created by this call and is unused; the first error is the one to
@@ -181,7 +181,12 @@ fn open_file(path: &Path, name: &str, mode: OpenMode, block: bool) -> Result<Fil
     })
 }
 
-fn lock(file: &File, name: &str, mode: OpenMode, is_block: bool) -> Result<(), OpenError> {
+fn lock(
+    file: &File,
+    (path, name): (&Path, &str),
+    mode: OpenMode,
+    is_block: bool,
+) -> Result<(), OpenError> {
     if is_block {
         return Ok(()); // O_EXCL did it.
     }
@@ -194,10 +199,14 @@ fn lock(file: &File, name: &str, mode: OpenMode, is_block: bool) -> Result<(), O
         Errno::WOULDBLOCK => OpenError::InUse { path: name.to_owned() },
         _ => OpenError::system(format!("cannot lock {name}"), error),
     })?;
-    // One that it was not made for may have taken it away since it was opened.
+    // Another process may have taken it away between its opening and now, and made a new one.
     let found = file.metadata();
     let found = found.map_err(|error| OpenError::system(format!("cannot open {name}"), error))?;
-    if found.nlink() == 0 { Err(OpenError::InUse { path: name.to_owned() }) } else { Ok(()) }
+    let is_it = |there: &Metadata| (there.dev(), there.ino()) == (found.dev(), found.ino());
+    match std::fs::metadata(path) {
+        Ok(there) if is_it(&there) => Ok(()),
+        _ => Err(OpenError::InUse { path: name.to_owned() }),
+    }
 }
 
 /// The size of the device; an empty file is given the requested size, with its space allocated.
