@@ -223,12 +223,16 @@ impl Job {
     fn bytes_at_most(&self, record_pages: usize, stays: bool) -> u64 {
         let read: usize = self.to_read.iter().map(|item| usize::from(item.place.len)).sum();
         let rebased = self.to_rebase.len() * BLOCK_SIZE;
-        let blocks = self.to_read.len() + self.to_rebase.len() + self.to_name.len();
-        let entries = blocks * 2 * ENTRY_BYTES;
+        let entries = self.entries_at_most() * ENTRY_BYTES;
         let payloads = if stays { read + rebased } else { 0 };
         let pages = (payloads + entries).div_ceil(PAGE);
         let headers = pages.div_ceil(record_pages - 1) + 1;
         ((pages + headers) * PAGE) as u64
+    }
+
+    /// Upper limit on the entries that the copies take.
+    fn entries_at_most(&self) -> usize {
+        2 * (self.to_read.len() + self.to_rebase.len() + self.to_name.len())
     }
 
     /// Lets the clean blocks leave that would have to be named again.

@@ -73,6 +73,10 @@ impl Reclaim {
             job.leave_named();
             job.needs = job.bytes_at_most(cache.log.builder().pages_max(), stays);
         }
+        if !cache.log.fits_last(job.needs, job.entries_at_most(), segment) {
+            // What is dirty is destaged meanwhile.
+            return self.begin_again(&mut cache.log, cache.now + READ_PAUSE);
+        }
         job.to_read.make_contiguous().sort_unstable_by_key(|item| item.place.offset);
         self.enter(&mut cache.log, State::Copying(job));
         self.name_again(cache, fx);
