@@ -15,14 +15,14 @@ use support::{Place, Server, noise};
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
 
-/// A device of 32 MiB that can be sealed.
+/// A device that can be sealed.
 struct Sealable(OwnedFd);
 
 impl Sealable {
-    fn new() -> Self {
+    fn new(mib: u64) -> Self {
         let file = memfd_create("cache", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC);
         let file = file.expect("memory can be had");
-        ftruncate(&file, 32 * MIB).expect("it can be so long");
+        ftruncate(&file, mib * MIB).expect("it can be so long");
         Self(file)
     }
 
@@ -67,7 +67,7 @@ fn until_detached(server: &Server) {
 fn a_cache_that_cannot_be_written_is_refused_at_the_start() {
     let place = Place::new();
     place.make("disk.img", 16 * MIB);
-    let cache = Sealable::new();
+    let cache = Sealable::new(32);
     cache.seal();
     let said = place.refuse(&serve_on(&place, &cache));
     assert!(said.contains("cannot be written"), "{said}");
@@ -77,7 +77,7 @@ fn a_cache_that_cannot_be_written_is_refused_at_the_start() {
 fn a_cache_that_fails_while_serving_is_emptied_and_left() {
     let place = Place::new();
     place.make("disk.img", 16 * MIB);
-    let cache = Sealable::new();
+    let cache = Sealable::new(32);
     let arguments = serve_on(&place, &cache);
     let server = place.start(&arguments);
     let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
@@ -114,14 +114,14 @@ fn a_cache_that_fails_while_serving_is_emptied_and_left() {
 /// leaves older versions in the log: a salvage must not overwrite the newer ones with them.
 #[test]
 fn a_salvage_leaves_out_what_was_written_past_a_failed_cache() {
-    const COUNT: u64 = 5000;
+    const COUNT: u64 = 10_000;
     let place = Place::new();
     place.make("disk.img", COUNT * MIB);
     // Each in its own stripe, so that the disk takes its time.
     let block = |at: u64| (at * 1709 % COUNT * MIB, noise(at + 1, BLOCK as usize));
     let newer = |at: u64| (block(at).0, noise(at + 1_000_000, BLOCK as usize));
     let newest = |at: u64| if (100..102).contains(&at) { newer(at) } else { block(at) };
-    let cache = Sealable::new();
+    let cache = Sealable::new(64);
     let mut slow = serve_on(&place, &cache);
     slow[1] += "?emulate=hdd";
     slow.push("--dirty-limit=90%".to_owned());
