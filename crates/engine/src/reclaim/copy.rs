@@ -295,18 +295,14 @@ impl Reclaim {
         let is_full = cache.store.is_full();
         // They count on the store, and would fill the last segment before it frees another one.
         let stays = is_full && (self.going().stays || !cache.log.is_emergency());
-        if is_full && !stays && left.iter().any(|(_, now)| now.dirty) {
-            if self.going().is_reading() {
-                let left = left.into_iter().rev().map(|(copy, _)| copy);
-                left.for_each(|copy| self.going().to_copy.push_front(copy));
-            } else {
-                // Start over: they are destaged.
-                self.begin_again(&mut cache.log, cache.now + READ_PAUSE);
-            }
+        let waits = is_full && !stays && left.iter().any(|(_, now)| now.dirty);
+        if waits && !self.going().is_reading() {
+            // Start over: they are destaged.
+            self.begin_again(&mut cache.log, cache.now + READ_PAUSE);
             return false;
         }
         for (mut copy, now) in left.into_iter().rev() {
-            if is_full && !now.dirty {
+            if is_full && !waits && !now.dirty {
                 cache.stats.evicted_blocks += 1;
                 self.going().bytes -= copy.bytes.len();
                 cache.contents.drop(copy.key, &mut cache.ram);
@@ -315,7 +311,7 @@ impl Reclaim {
             copy.stays = stays;
             self.going().to_copy.push_front(copy);
         }
-        is_full
+        is_full && !waits
     }
 
     /// Takes back a copy after the read of its similar block has ended.

@@ -247,13 +247,13 @@ type Compared = (VolumeSpec, Vec<Sample>);
 /// The volumes with the present state of their primaries, compared with the records in the newest
 /// superblock and in the state directory; and of each primary the samples on record, if it equals
 /// them. A primary that cannot be read, or does not answer, counts as absent, and is replaced in
-/// `present`. With `keeps_sizes`, a volume whose primary has grown keeps its size: the clients of
-/// the server before know it.
+/// `present`. `how` has the arguments, and whether a volume whose primary has grown keeps its size:
+/// the clients of the server before know it.
 ///
 /// # Errors
 /// If a primary cannot be read and there is no record of its volume, or if none can be read.
 pub fn specs(
-    (args, keeps_sizes): (&ServeArgs, bool),
+    how: (&ServeArgs, bool),
     config: &Config,
     present: &mut Present,
     (newest, known): (Option<&Superblock>, &Known<'_>),
@@ -263,8 +263,7 @@ pub fn specs(
     let compare_all = |primaries: &Primaries, patience: fn(&VolumeConfig) -> Duration| {
         of_each(primaries, |at, primary| {
             let volume = &config.volumes[at];
-            let args = (args, keeps_sizes);
-            spec_of(args, volume, primary, record.as_ref(), patience(volume))
+            spec_of(how, volume, primary, record.as_ref(), patience(volume))
         })
     };
     let is_any_read = |primaries: &Primaries, found: &[anyhow::Result<Compared>]| {
@@ -289,8 +288,7 @@ pub fn specs(
                 tracing::warn!("volume {}: {}", volume.name, gone.stand_in.remark().unwrap_or(""));
                 present.primaries[at] = Arc::clone(&gone.stand_in) as Arc<dyn BlockDevice>;
                 present.gone.push(gone);
-                let args = (args, keeps_sizes);
-                spec_of(args, volume, &*present.primaries[at], None, Duration::ZERO)?
+                spec_of(how, volume, &*present.primaries[at], None, Duration::ZERO)?
             }
         });
     }
