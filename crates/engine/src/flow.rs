@@ -7,12 +7,13 @@
 //! divided so that each volume keeps a guaranteed part.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, Instant};
 use forebay_policy::{DestagePacer, DrainRate, RateBound, WriteThrottle};
 
-use crate::api::Pace;
+use crate::api::{Pace, VolumeConfig};
 use crate::contents::Stored;
 use crate::key::Key;
 use crate::slab::Id;
@@ -67,18 +68,18 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    /// Returns the flow of a volume whose first block is `first` and which may have `depth` destage
-    /// writes in flight.
-    pub fn new(depth: u32, rotational: bool, first: Key) -> Self {
+    /// Returns the flow of a volume that may have `depth` destage writes in flight.
+    pub fn new(depth: u32, config: &VolumeConfig) -> Self {
+        let foreground = Arc::clone(&config.foreground);
         Self {
             throttle: WriteThrottle::new(),
             delayed: VecDeque::new(),
-            pacer: DestagePacer::new(depth, rotational),
+            pacer: DestagePacer::new(depth, config.rotational, foreground),
             bound: RateBound::new(None),
             drain_rate: DrainRate::new(),
             destage_writes: 0,
             collecting: 0,
-            cursor: first,
+            cursor: Key::new(config.id, 0),
             filling: VecDeque::new(),
             filled_blocks: 0,
             unflushed_blocks: 0,

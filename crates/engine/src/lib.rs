@@ -48,7 +48,7 @@ pub use api::{
 pub use contents::{SEGMENT_BYTES_MAX, SEGMENTS_MAX, blocks_in, bytes_for};
 pub use engine::Engine;
 pub use forebay_format::Lsn;
-pub use forebay_policy::{DRAIN_PATIENCE, DrainProgress, GUARANTEED_MAX_PERCENT};
+pub use forebay_policy::{DRAIN_PATIENCE, DrainProgress, Foreground, GUARANTEED_MAX_PERCENT};
 pub use form::alike::{Alike, Sketch};
 pub use form::similar_max;
 pub use key::Key;

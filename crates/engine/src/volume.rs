@@ -9,7 +9,6 @@ use crate::api::VolumeConfig;
 use crate::api::primary::Primary;
 use crate::api::stats::Stats;
 use crate::flow::Flow;
-use crate::key::Key;
 use crate::losses::Losses;
 use crate::order::Order;
 use crate::slab::Id;
@@ -50,8 +49,11 @@ pub(crate) struct Volume {
     /// complete, if some still are; and the flushes that wait until none of them is.
     pub leftover: Option<Leftover>,
     pub leftover_waiters: Vec<Id>,
-    /// Some of its stripes are being detached.
+    /// Some of its stripes are being detached. Of those that no write waits for, no block sets out
+    /// while this many destages are in flight: a disk that chooses the nearest of its requests
+    /// would serve those of the others last.
     pub is_leaving: bool,
+    pub unwanted_depth: u32,
     /// When the primary last took dirty blocks, or a record of a stripe being detached came.
     pub progress: Instant,
     /// Losses of completed writes, until flushes have reported them to the clients.
@@ -89,7 +91,7 @@ pub(crate) struct Volume {
 
 impl Volume {
     pub fn new(config: VolumeConfig, depth: u32, shards: u16, now: Instant) -> Self {
-        let mut flow = Flow::new(depth, config.rotational, Key::new(config.id, 0));
+        let mut flow = Flow::new(depth, &config);
         flow.set_pace(config.pace, shards);
         let order = Order::new(config.ordered, now);
         let mut losses = Losses::default();
@@ -118,6 +120,7 @@ impl Volume {
             leftover: None,
             leftover_waiters: Vec::new(),
             is_leaving: false,
+            unwanted_depth: depth,
             progress: Instant::default(),
             written_since: Instant::default(),
             retry_at: Instant::default(),

@@ -13,6 +13,8 @@
 //! same writes one by one would move the heads to and fro between them and every foreground
 //! request.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_block::Instant;
@@ -140,8 +142,38 @@ impl DestageState {
     }
 }
 
+/// The foreground requests at one primary, of all shards together: destages of one shard delay the
+/// requests of another as much as its own.
+#[derive(Debug, Default)]
+pub struct Foreground {
+    in_flight: AtomicU32,
+    /// When the last one ended, in nanoseconds.
+    ended_at: AtomicU64,
+}
+
+impl Foreground {
+    fn begin(&self) {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn end(&self, now: Instant) {
+        let less = |count: u32| count.checked_sub(1);
+        let _ = self.in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        self.ended_at.fetch_max(now.0, Ordering::Relaxed);
+    }
+
+    fn exists(&self) -> bool {
+        self.in_flight.load(Ordering::Relaxed) > 0
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        let ended_at = Instant(self.ended_at.load(Ordering::Relaxed));
+        !self.exists() && now.since(ended_at) > FOREGROUND_OVER
+    }
+}
+
 /// Decides how many destage writes may be in flight.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct DestagePacer {
     depth_max: u32,
     rotational: bool,
@@ -150,9 +182,9 @@ pub struct DestagePacer {
     depth: u32,
     window_start: Instant,
     fastest: Option<Duration>,
-    /// Foreground requests in flight at the primary, and when the last one ended.
-    foreground: u32,
-    foreground_at: Instant,
+    foreground: Arc<Foreground>,
+    /// Whether something else than a request waits for the primary.
+    is_awaited: bool,
     round: Round,
 }
 
@@ -169,18 +201,17 @@ enum Round {
 
 impl DestagePacer {
     /// A pacer for a primary that takes up to `depth_max` writes at once; `rotational` if it has
-    /// disks.
+    /// disks. `foreground` is shared by the pacers of all shards.
     ///
     /// # Panics
     /// If `depth_max` is 0.
     #[must_use]
-    pub fn new(depth_max: u32, rotational: bool) -> Self {
+    pub fn new(depth_max: u32, rotational: bool, foreground: Arc<Foreground>) -> Self {
         assert!(depth_max > 0, "a primary takes at least one write at a time");
         let window_start = Instant::default();
         let round = Round::Resting { until: window_start };
-        let (depth, fastest, foreground) = (depth_max, None, 0);
+        let (depth, fastest, is_awaited) = (depth_max, None, false);
         let target = if rotational { LATENCY_OF_DISKS } else { LATENCY_OF_SSDS };
-        let foreground_at = window_start;
         Self {
             depth_max,
             rotational,
@@ -189,7 +220,7 @@ impl DestagePacer {
             window_start,
             fastest,
             foreground,
-            foreground_at,
+            is_awaited,
             round,
         }
     }
@@ -202,13 +233,29 @@ impl DestagePacer {
 
     /// Records that a foreground request is sent to the primary.
     pub fn begin_foreground(&mut self) {
-        self.foreground += 1;
+        self.foreground.begin();
+    }
+
+    /// Records whether blocks of the volume on their way to the primary are waited for, which
+    /// counts as a foreground request.
+    pub fn set_awaited(&mut self, now: Instant, is_awaited: bool) {
+        match (self.is_awaited, is_awaited) {
+            (false, true) => self.foreground.begin(),
+            (true, false) => self.foreground.end(now),
+            _ => {}
+        }
+        self.is_awaited = is_awaited;
+    }
+
+    /// Whether they are.
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        self.is_awaited
     }
 
     /// Records that a foreground request to the primary completed at `now`, after `latency`.
     pub fn end_foreground(&mut self, now: Instant, latency: Duration) {
-        self.foreground = self.foreground.saturating_sub(1);
-        self.foreground_at = now;
+        self.foreground.end(now);
         self.close_windows(now);
         self.fastest = Some(self.fastest.map_or(latency, |fastest| fastest.min(latency)));
     }
@@ -225,8 +272,7 @@ impl DestagePacer {
         if state.dirty_blocks == 0 {
             return 0;
         }
-        let alone = self.foreground == 0 && state.now.since(self.foreground_at) > FOREGROUND_OVER;
-        if state.goes_first() || state.is_urgent() && alone {
+        if state.goes_first() || state.is_urgent() && self.foreground.is_over(state.now) {
             return self.depth_max;
         }
         let (level, age) = state.wishes(self.depth_max);
@@ -262,7 +308,7 @@ impl DestagePacer {
             self.round = Round::Resting { until: now + rest.min(REST_MAX) };
         }
         if let Round::Resting { until } = self.round {
-            if self.foreground == 0 {
+            if !self.foreground.exists() {
                 return wanted.min(depth);
             }
             if now < until {

@@ -37,7 +37,8 @@ pub use adaptive::{Adaptive, StoreCandidate};
 pub use around::ReadAround;
 pub use cache_shares::{CacheShare, CacheShares, GUARANTEED_MAX_PERCENT};
 pub use destage::{
-    DestageCause, DestagePacer, DestageState, DrainRate, LATENCY_OF_DISKS, LATENCY_OF_SSDS, QUIET,
+    DestageCause, DestagePacer, DestageState, DrainRate, Foreground, LATENCY_OF_DISKS,
+    LATENCY_OF_SSDS, QUIET,
 };
 pub use drain::{DRAIN_PATIENCE, DrainProgress};
 pub use eviction::{

@@ -1,5 +1,6 @@
 //! The rules of the destage pacer, one by one, and properties that hold for any input.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_block::Instant;
@@ -27,7 +28,7 @@ fn calm(now_ms: u64) -> DestageState {
 }
 
 fn pacer() -> DestagePacer {
-    DestagePacer::new(DEPTH, false)
+    DestagePacer::new(DEPTH, false, Arc::default())
 }
 
 /// One foreground request in every window of `windows`, starting at `from_ms`.
@@ -69,7 +70,7 @@ fn reads_of_disks_wait_for_a_short_round_of_writes_only() {
     let asked = |now, in_flight| DestageState { drain_asked: true, in_flight, ..calm(now) };
     let full = |now, in_flight| DestageState { dirty_blocks: 950, in_flight, ..calm(now) };
     for (state, pause) in [(&asked as &dyn Fn(u64, u32) -> DestageState, 40), (&full, 13)] {
-        let mut pacer = DestagePacer::new(DEPTH, true);
+        let mut pacer = DestagePacer::new(DEPTH, true, Arc::default());
         assert_eq!(pacer.allowance(&state(1000, 0)), DEPTH, "nobody reads");
         pacer.begin_foreground();
         assert_eq!(pacer.allowance(&state(1001, 0)), DEPTH / 4, "a short round");
@@ -81,7 +82,7 @@ fn reads_of_disks_wait_for_a_short_round_of_writes_only() {
         assert_eq!(pacer.allowance(&state(1200, 0)), DEPTH / 4, "there was a read just now");
         assert_eq!(pacer.allowance(&state(1400, 0)), DEPTH);
     }
-    let mut pacer = DestagePacer::new(DEPTH, true);
+    let mut pacer = DestagePacer::new(DEPTH, true, Arc::default());
     pacer.begin_foreground();
     let must = DestageState { draining: true, ..asked(1000, 0) };
     assert_eq!(pacer.allowance(&must), DEPTH, "something waits for it");
@@ -105,7 +106,7 @@ fn the_time_from_which_a_primary_is_quiet_is_a_setting() {
 #[test]
 fn the_latency_to_aim_at_is_a_setting() {
     let depth = |target: Option<u64>, rotational| {
-        let mut pacer = DestagePacer::new(DEPTH, rotational);
+        let mut pacer = DestagePacer::new(DEPTH, rotational, Arc::default());
         pacer.set_target(target.map(Duration::from_millis));
         foreground(&mut pacer, 1000, 20, Duration::from_millis(20));
         pacer.depth()
@@ -202,7 +203,7 @@ fn the_depth_settles_where_latency_meets_the_target() {
 /// Disks that finish each round after 10 ms, polled every millisecond for a second. Returns when
 /// writes were started, and their number.
 fn rounds(dirty_blocks: u64) -> Vec<(u64, u32)> {
-    let mut pacer = DestagePacer::new(DEPTH, true);
+    let mut pacer = DestagePacer::new(DEPTH, true, Arc::default());
     pacer.begin_foreground();
     let mut started = Vec::new();
     for ms in 0..1000u64 {
@@ -231,7 +232,7 @@ fn disks_get_whole_rounds_with_rests_between() {
 
 #[test]
 fn disks_without_foreground_get_what_is_wanted_and_no_rest() {
-    let mut pacer = DestagePacer::new(DEPTH, true);
+    let mut pacer = DestagePacer::new(DEPTH, true, Arc::default());
     let mut at = |in_flight| {
         let state = DestageState { dirty_blocks: 700, in_flight, ..calm(1000) };
         pacer.allowance(&state)
@@ -240,8 +241,27 @@ fn disks_without_foreground_get_what_is_wanted_and_no_rest() {
 }
 
 #[test]
+fn foreground_of_one_shard_counts_for_all() {
+    let shared = Arc::default();
+    let pacers = || DestagePacer::new(DEPTH, true, Arc::clone(&shared));
+    let (mut own, mut other) = (pacers(), pacers());
+    let drain = |now| DestageState { drain_asked: true, ..calm(now) };
+    assert_eq!(own.allowance(&drain(1000)), DEPTH);
+    other.begin_foreground();
+    assert_eq!(own.allowance(&drain(1001)), DEPTH / 4, "a short round");
+    other.end_foreground(Instant(1002 * 1_000_000), Duration::from_millis(1));
+    assert_eq!(own.allowance(&drain(1201)), DEPTH / 4, "there may be more");
+    assert_eq!(own.allowance(&drain(1203)), DEPTH);
+    other.set_awaited(Instant(1204 * 1_000_000), true);
+    other.set_awaited(Instant(1204 * 1_000_000), true);
+    assert_eq!(own.allowance(&drain(1500)), DEPTH / 4);
+    other.set_awaited(Instant(1500 * 1_000_000), false);
+    assert_eq!(own.allowance(&drain(1701)), DEPTH);
+}
+
+#[test]
 fn disks_that_are_slow_beside_a_round_get_smaller_ones() {
-    let mut pacer = DestagePacer::new(DEPTH, true);
+    let mut pacer = DestagePacer::new(DEPTH, true, Arc::default());
     let now = foreground(&mut pacer, 1000, 2, Duration::from_millis(76));
     pacer.begin_foreground();
     let state = DestageState { dirty_blocks: 700, ..calm(now) };
@@ -262,7 +282,7 @@ proptest! {
         depth_max in 1..=u32::MAX,
         in_flight in any::<u32>(),
     ) {
-        let mut pacer = DestagePacer::new(depth_max, true);
+        let mut pacer = DestagePacer::new(depth_max, true, Arc::default());
         for (now, latency) in latencies {
             pacer.end_foreground(Instant(now), Duration::from_nanos(latency));
         }

@@ -2,6 +2,7 @@
 //! at the dirty limit see a steady rate.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_block::Instant;
@@ -146,7 +147,7 @@ fn a_drain_that_the_pacer_holds_back_gives_steady_writes() {
     for served_per_ms in [2.0, 10.0, 40.0] {
         let limit = 60_000;
         let mut sim = Simulation::new(limit, &[8; 16]);
-        let mut pacer = DestagePacer::new(64, false);
+        let mut pacer = DestagePacer::new(64, false, Arc::default());
         let mut left = 0.0;
         sim.run(120, |tick, dirty_blocks| {
             let now = Instant(tick as u64 * TICK.as_nanos() as u64);

@@ -42,6 +42,7 @@ fn maker(shard: usize, fresh: bool, epoch: u32, ordered: Option<u64>) -> MakeSha
                 mode: Mode::WriteBack,
                 discard: true,
                 rotational: false,
+                foreground: Arc::default(),
                 optimal_io: 4096,
                 share: forebay_engine::DirtyShare::default(),
                 cache_share: forebay_engine::CacheShare::default(),

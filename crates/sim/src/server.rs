@@ -2,11 +2,12 @@
 //! the turns of their event loops. It dies with everything in its memory.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use forebay_block::{BufPool, ByteRange, Completion, DeviceInfo, Instant, Io, IoError, VolumeId};
 use forebay_engine::{
-    CutOrder, DetachedStripe, Effects, Event, Health, LastStop, Request, ShardConfig, State, Stats,
-    Target, Trust, VolumeConfig, VolumeState,
+    CutOrder, DetachedStripe, Effects, Event, Foreground, Health, LastStop, Request, ShardConfig,
+    State, Stats, Target, Trust, VolumeConfig, VolumeState,
 };
 use forebay_policy::RuleSet;
 use forebay_volume::{
@@ -126,8 +127,10 @@ impl Server {
         });
         let mut units = Vec::new();
         let mut effects = Vec::new();
+        let shared: Vec<Arc<Foreground>> = served.iter().map(|_| Arc::default()).collect();
         for shard in 0..setup.shards {
-            let mut engine = make(shard_config(setup, served, &start, shard), Instant(now));
+            let config = shard_config(setup, (served, &shared), &start, shard);
+            let mut engine = make(config, Instant(now));
             let mut fx = Effects::default();
             engine.start(Instant(now), &mut fx);
             let (inbox, requests, turn_at, told) = (VecDeque::new(), 0, None, Vec::new());
@@ -386,9 +389,14 @@ fn unsaid(engine: &dyn Shard, before: (Health, u64), events: &[Event]) -> Option
         .then(|| "no event says that a block is lost".into())
 }
 
-fn shard_config(setup: &Setup, served: &[Served], start: &Start, shard: usize) -> ShardConfig {
+fn shard_config(
+    setup: &Setup,
+    (served, shared): (&[Served], &[Arc<Foreground>]),
+    start: &Start,
+    shard: usize,
+) -> ShardConfig {
     let len = setup.segments * u64::from(setup.segment_size);
-    let volumes = served.iter().map(|&Served { volume, id, size }| {
+    let volumes = served.iter().zip(shared).map(|(&Served { volume, id, size }, foreground)| {
         let v = &setup.volumes[volume];
         VolumeConfig {
             id,
@@ -396,6 +404,7 @@ fn shard_config(setup: &Setup, served: &[Served], start: &Start, shard: usize) -
             mode: v.mode,
             discard: v.discard,
             rotational: v.rotational,
+            foreground: Arc::clone(foreground),
             optimal_io: v.optimal_io,
             share: v.share,
             cache_share: v.cache_share,

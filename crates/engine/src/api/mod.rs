@@ -9,13 +9,14 @@ pub mod listing;
 pub mod primary;
 pub mod stats;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_block::{
     BufPool, ByteRange, Instant, Io, IoBuf, IoError, IoFlags, IoOp, STRIPE_BLOCKS, VolumeId,
 };
 use forebay_format::Lsn;
-pub use forebay_policy::{CacheShare, DirtyShare, Eviction, Part};
+pub use forebay_policy::{CacheShare, DirtyShare, Eviction, Foreground, Part};
 
 use crate::api::cut::CutReport;
 use crate::api::event::Event;
@@ -342,6 +343,8 @@ pub struct VolumeConfig {
     pub discard: bool,
     /// Whether seeks on the primary are expensive: sets the latency target of destaging.
     pub rotational: bool,
+    /// The requests at the primary that destages make way for; all shards share it.
+    pub foreground: Arc<Foreground>,
     /// The primary's preferred unit of I/O in bytes; of an array its stripe.
     pub optimal_io: u32,
     /// The volume's share of the dirty limit.

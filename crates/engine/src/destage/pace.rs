@@ -31,6 +31,9 @@ impl Destaging {
                 (level, oldest) = (level.max(target + 1), since);
             }
         }
+        let pressing = self.pressing(cache, volume);
+        // After a failure of the cache device clients' requests go to the primary beside its drain.
+        let goes_first = |why| !matches!(why, DestageReason::Drain | DestageReason::Fault);
         DestageState {
             now: cache.now,
             dirty_blocks: level,
@@ -43,9 +46,8 @@ impl Destaging {
                 false => Duration::ZERO,
             },
             quiet_from: cache.config.idle_destage,
-            draining: Self::closes(cache)
-                || self.pressing(cache, volume).is_some_and(|why| why != DestageReason::Drain),
-            drain_asked: self.draining || cache.volume(volume).draining,
+            draining: Self::closes(cache) || pressing.is_some_and(goes_first),
+            drain_asked: pressing.is_some(),
             in_flight: cache.volume(volume).flow.destage_writes,
         }
     }
@@ -103,6 +105,11 @@ impl Destaging {
             return 0;
         }
         if cache.volume(volume).written.len() >= DESTAGED_UNFLUSHED_MAX {
+            return 0;
+        }
+        // A disk that chooses the nearest of its requests would serve the awaited ones last. Those
+        // of an ordered volume leave with all others of their cut.
+        if cache.volume(volume).flow.pacer.is_awaited() && !cache.is_ordered(volume) {
             return 0;
         }
         let depth = cache.config.destage_depth;

@@ -176,6 +176,7 @@ impl Detach {
                     self.left(cache, requests, stripe, fx);
                 }
                 self.pump_flushes(cache, requests, None, fx);
+                self.note_leaving(cache);
                 cache.contents.drop_given_up();
             }
         }
@@ -203,6 +204,7 @@ impl Detach {
         if cache.standing.trust == Trust::Full || cache.standing.in_doubt {
             return;
         }
+        self.note_leaving(cache);
         let (cursor, leaving, mut started) = (self.cursor, &self.leaving, 0);
         // Clients wait for these.
         let wanted: Vec<u64> = self.wanted.iter().copied().take(LOOKED_AT).collect();
@@ -228,8 +230,13 @@ impl Detach {
                 self.has_started = true;
                 return Some(stripe);
             }
+            let volume = Key(stripe * STRIPE_BLOCKS).volume();
+            let depth = match self.wanted.contains(&stripe) {
+                true => cache.config.destage_depth,
+                false => cache.volume(volume).unwanted_depth,
+            };
             if !self.leaving[&stripe].asked
-                && Self::empty_stripe(cache, destaging, stripe, started, fx)
+                && Self::empty_stripe(cache, destaging, (stripe, depth), started, fx)
             {
                 self.ask_to_detach(cache, requests, stripe, fx);
             }
@@ -242,7 +249,7 @@ impl Detach {
     fn empty_stripe(
         cache: &mut Cache,
         destaging: &mut Destaging,
-        stripe: u64,
+        (stripe, depth): (u64, u32),
         started: &mut u64,
         fx: &mut Effects,
     ) -> bool {
@@ -262,7 +269,7 @@ impl Detach {
             empty = false;
             let flow = &cache.volume(volume).flow;
             // The blocks of an ordered volume leave in cuts, until the last is staged.
-            if !may_start || flow.destage_writes >= cache.config.destage_depth {
+            if !may_start || flow.destage_writes >= depth {
                 break;
             }
             if key >= next
@@ -503,11 +510,22 @@ impl Detach {
         }
     }
 
-    /// Notes which volumes have stripes that are being detached.
+    /// Notes which volumes have stripes that are being detached, and for which of them requests
+    /// wait for blocks on their way to the primary.
     fn note_leaving(&self, cache: &mut Cache) {
+        let (now, depth) = (cache.now, cache.config.destage_depth);
         for volume in cache.volumes.iter_mut().flatten() {
-            let stripes = stripes_of(volume.config.id);
-            volume.is_leaving = self.leaving.range(stripes).next().is_some();
+            let id = volume.config.id;
+            volume.is_leaving = self.leaving.range(stripes_of(id)).next().is_some();
+            let mut wanted = self.wanted.range(stripes_of(id));
+            let write_waits = wanted.any(|stripe| !self.leaving[stripe].asked);
+            let flush_waits = self.flushes.iter().any(|&(_, of, _)| of == id);
+            volume.flow.pacer.set_awaited(now, write_waits || flush_waits);
+            volume.unwanted_depth = match (write_waits, flush_waits) {
+                (false, _) => depth,
+                (true, true) => (depth / 8).max(1),
+                (true, false) => 0,
+            };
         }
     }
 

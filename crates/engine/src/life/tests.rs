@@ -83,6 +83,13 @@ impl Bed {
         self.deliver();
     }
 
+    /// The number of destages that the usual round begins.
+    fn destaged(&mut self) -> usize {
+        let Rooms { cache, fx, .. } = &mut self.rooms;
+        self.destaging.pump(cache, false, fx);
+        self.rooms.sent().len()
+    }
+
     fn end(&mut self, io: (Target, Io), result: IoResult<()>) {
         let (sent, done) = self.rooms.end(io, result);
         let Rooms { cache, fx, .. } = &mut self.rooms;
@@ -428,9 +435,37 @@ fn stripes_that_writes_wait_for_are_left_first() {
     let mut bed = Bed::failed(rooms);
     bed.write(15 * 256);
     bed.pump();
-    let sent = bed.rooms.sent();
-    assert_eq!(sent.len(), 4, "the depth");
-    assert_eq!(sent[0].1.range.offset, 15 * 256 * PAGE as u64);
+    let (_, awaited) = bed.rooms.only();
+    assert_eq!(awaited.range.offset, 15 * 256 * PAGE as u64);
+    bed.flush();
+    bed.pump();
+    assert_eq!(bed.rooms.sent().len(), 0, "an eighth of the depth, but one, is in flight");
+}
+
+/// A disk that chooses the nearest of its requests would serve the awaited ones last.
+#[test]
+fn no_other_block_sets_out_while_a_request_waits_for_one() {
+    let mut rooms = Rooms::new(0);
+    for stripe in 0..16 {
+        let Rooms { cache, fx, .. } = &mut rooms;
+        assert!(cache.push_written(fx, key(stripe * 256), &[0; PAGE]), "zeros take little room");
+    }
+    rooms.log_record();
+    rooms.flush_device();
+    let mut bed = Bed::failed(rooms);
+    bed.pump();
+    bed.write(15 * 256);
+    bed.pump();
+    let awaited = bed.rooms.only();
+    assert_eq!(bed.destaged(), 0, "others");
+    bed.end(awaited, Ok(()));
+    assert!(bed.destaging.flush_is_due(&bed.rooms.cache, 0), "nothing waits for more");
+    bed.pump();
+    assert_eq!(bed.destaged(), 0);
+    bed.primary_flushed();
+    bed.pump();
+    assert_eq!(bed.asked(), [(15, 0)]);
+    assert_eq!(bed.destaged(), 1, "an eighth of the depth, but one");
 }
 
 #[test]

@@ -8,6 +8,7 @@
 #[cfg(test)]
 pub(crate) mod rooms;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_block::{
@@ -45,6 +46,7 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
             mode: Mode::WriteBack,
             discard: false,
             rotational: false,
+            foreground: Arc::default(),
             optimal_io: 4096,
             share: DirtyShare::default(),
             cache_share: CacheShare::default(),

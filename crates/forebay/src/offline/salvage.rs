@@ -371,6 +371,7 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         mode: Mode::WriteBack,
         discard: false,
         rotational: false,
+        foreground: Arc::default(),
         optimal_io: 4096,
         share: forebay_engine::DirtyShare::default(),
         cache_share: forebay_engine::CacheShare::default(),

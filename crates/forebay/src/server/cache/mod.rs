@@ -724,6 +724,7 @@ fn shards_of(
             mode: configured.mode,
             discard: volume.info.discard,
             rotational: volume.info.rotational,
+            foreground: Arc::default(),
             optimal_io: volume.info.optimal_io,
             share: configured.share(),
             cache_share: configured.cache_share(),
