@@ -591,7 +591,6 @@ impl Destaging {
             || written > 0
                 && (cache.now.since(volume.written_since) >= FLUSH_AFTER
                     || crowded
-                    || volume.flow.pacer.is_awaited()
                     || impatient && volume.flow.destage_writes == 0)
     }
 
