@@ -35,6 +35,11 @@ impl Left {
     }
 }
 
+/// Returns the volume of a stripe.
+pub fn volume_of(stripe: u64) -> VolumeId {
+    Key(stripe * STRIPE_BLOCKS).volume()
+}
+
 /// Returns the number of a block's stripe, unique over all volumes.
 pub fn stripe_of(key: Key) -> u64 {
     key.0 / STRIPE_BLOCKS

@@ -42,13 +42,13 @@ pub use api::primary::{LOST_RANGES_MAX, Primary, PrimaryErrors, VolumeState};
 pub use api::stats::{Kind, STATISTICS, Shape, Statistic, Stats, Unit};
 pub use api::{
     Bypass, CacheShare, ContentLocality, DIRTY_MAX_PERCENT, DestageReason, DetachedStripe,
-    DirtyShare, Effects, Eviction, Health, LastStop, Mode, Pace, Part, Refusal, Reply, Request,
-    RequestId, Setting, ShardConfig, State, Target, Tier, Trust, VolumeConfig,
+    DirtyShare, Effects, Eviction, Foreground, Health, LastStop, Mode, Pace, Part, Refusal, Reply,
+    Request, RequestId, Setting, ShardConfig, State, Target, Tier, Trust, VolumeConfig,
 };
 pub use contents::{SEGMENT_BYTES_MAX, SEGMENTS_MAX, blocks_in, bytes_for};
 pub use engine::Engine;
 pub use forebay_format::Lsn;
-pub use forebay_policy::{DRAIN_PATIENCE, DrainProgress, Foreground, GUARANTEED_MAX_PERCENT};
+pub use forebay_policy::{DRAIN_PATIENCE, DrainProgress, GUARANTEED_MAX_PERCENT};
 pub use form::alike::{Alike, Sketch};
 pub use form::similar_max;
 pub use key::Key;

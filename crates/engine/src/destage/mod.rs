@@ -32,6 +32,8 @@ mod gather;
 mod pace;
 mod stripe;
 
+pub use pace::depth_beside;
+
 /// One version of a block: its place in the log. Places are reused but segment numbers are not, so
 /// the log may advance while a block is on its way to the primary.
 #[derive(Clone, Copy, Debug)]

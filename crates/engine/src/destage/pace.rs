@@ -122,9 +122,13 @@ impl Destaging {
         let guaranteed = if count == 1 { depth } else { (depth / 2 / count).max(1) };
         let mut share = depth.saturating_sub(others).max(guaranteed);
         if cache.volume(volume).is_leaving {
-            // Leave room for the blocks that writes wait for.
-            share = share.min((depth / 8).max(1));
+            share = share.min(depth_beside(depth));
         }
         cache.volume_mut(volume).flow.pacer.allowance(state).min(share)
     }
+}
+
+/// The number of destages out of `depth` that leaves room for the blocks that writes wait for.
+pub fn depth_beside(depth: u32) -> u32 {
+    (depth / 8).max(1)
 }

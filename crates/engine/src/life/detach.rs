@@ -25,9 +25,9 @@ use crate::api::{DestageReason, DetachedStripe, Effects, Health, State, Trust};
 use crate::cache::Cache;
 use crate::contents::Bits;
 use crate::contents::Place;
-use crate::destage::Destaging;
+use crate::destage::{Destaging, depth_beside};
 use crate::key::Key;
-use crate::left::{keys_of, stripe_of, stripes_of};
+use crate::left::{keys_of, stripe_of, stripes_of, volume_of};
 use crate::life::stop::PATIENCE;
 use crate::limits::step;
 use crate::request::Requests;
@@ -120,7 +120,7 @@ impl Detach {
 
     fn leave(&mut self, cache: &mut Cache, stripe: u64) -> &mut Leaving {
         let since = cache.now;
-        let volume = Key(stripe * STRIPE_BLOCKS).volume();
+        let volume = volume_of(stripe);
         cache.volume_mut(volume).is_leaving = true;
         let new = || Leaving { since, asked: false, writes: Vec::new() };
         self.leaving.entry(stripe).or_insert_with(new)
@@ -230,13 +230,9 @@ impl Detach {
                 self.has_started = true;
                 return Some(stripe);
             }
-            let volume = Key(stripe * STRIPE_BLOCKS).volume();
-            let depth = match self.wanted.contains(&stripe) {
-                true => cache.config.destage_depth,
-                false => cache.volume(volume).unwanted_depth,
-            };
+            let is_wanted = self.wanted.contains(&stripe);
             if !self.leaving[&stripe].asked
-                && Self::empty_stripe(cache, destaging, (stripe, depth), started, fx)
+                && Self::empty_stripe(cache, destaging, (stripe, is_wanted), started, fx)
             {
                 self.ask_to_detach(cache, requests, stripe, fx);
             }
@@ -249,12 +245,16 @@ impl Detach {
     fn empty_stripe(
         cache: &mut Cache,
         destaging: &mut Destaging,
-        (stripe, depth): (u64, u32),
+        (stripe, is_wanted): (u64, bool),
         started: &mut u64,
         fx: &mut Effects,
     ) -> bool {
         let (dirty, on_way) = cache.contents.dirty().in_stripe(stripe);
-        let volume = Key(stripe * STRIPE_BLOCKS).volume();
+        let volume = volume_of(stripe);
+        let depth = match is_wanted {
+            true => cache.config.destage_depth,
+            false => cache.volume(volume).unwanted_depth,
+        };
         let order = &cache.volume(volume).order;
         let may_leave = order.may_leave || order.is_behind || !cache.is_ordered(volume);
         let may_start = may_leave && cache.volume(volume).retry_at <= cache.now;
@@ -288,7 +288,7 @@ impl Detach {
             leaving.asked = true;
         }
         let kept = self.kept_in(cache, requests, stripe).words();
-        let volume = Key(stripe * STRIPE_BLOCKS).volume();
+        let volume = volume_of(stripe);
         let stripe = Key(stripe * STRIPE_BLOCKS).block() / STRIPE_BLOCKS;
         fx.detach.push(DetachedStripe { volume, stripe, kept });
     }
@@ -344,7 +344,6 @@ impl Detach {
     fn left(&mut self, cache: &mut Cache, requests: &mut Requests, stripe: u64, fx: &mut Effects) {
         let Some(Leaving { writes, .. }) = self.leaving.remove(&stripe) else { return };
         self.wanted.remove(&stripe);
-        self.note_leaving(cache);
         if self.undurable.contains(&stripe) {
             let kept = cache.left.kept(stripe);
             let kept = keys_of(stripe).filter(|key| kept.get(key.0 % STRIPE_BLOCKS));
@@ -411,7 +410,7 @@ impl Detach {
         let progress = |volume: VolumeId| cache.volume(volume).progress;
         self.wanted.retain(|stripe| {
             let one = leaving.get_mut(stripe).expect("its writes wait there");
-            let volume = Key(stripe * STRIPE_BLOCKS).volume();
+            let volume = volume_of(*stripe);
             if one.since.max(progress(volume)) > deadline {
                 return true;
             }
@@ -478,7 +477,7 @@ impl Detach {
             .iter()
             .map(|record| (number_of(record), Bits::from_words(record.kept)));
         for (stripe, kept) in detached.collect::<BTreeMap<_, _>>() {
-            if cache.known_volume(Key(stripe * STRIPE_BLOCKS).volume()).is_none() {
+            if cache.known_volume(volume_of(stripe)).is_none() {
                 continue;
             }
             cache.left.add(stripe, kept);
@@ -523,7 +522,7 @@ impl Detach {
             volume.flow.pacer.set_awaited(now, write_waits || flush_waits);
             volume.unwanted_depth = match (write_waits, flush_waits) {
                 (false, _) => depth,
-                (true, true) => (depth / 8).max(1),
+                (true, true) => depth_beside(depth),
                 (true, false) => 0,
             };
         }

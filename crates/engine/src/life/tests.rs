@@ -171,6 +171,17 @@ fn dirty(blocks: impl IntoIterator<Item = u64>) -> Rooms {
     rooms
 }
 
+/// The same of zeros, which take little room; nothing proves that they are durable.
+fn dirty_zeros(blocks: impl IntoIterator<Item = u64>) -> Rooms {
+    let mut rooms = Rooms::new(0);
+    for block in blocks {
+        let Rooms { cache, fx, .. } = &mut rooms;
+        assert!(cache.push_written(fx, key(block), &[0; PAGE]), "zeros take little room");
+    }
+    rooms.log_record();
+    rooms
+}
+
 #[test]
 fn a_stripe_is_detached_in_the_order_primary_flush_record_and_then_its_writes_go_on() {
     let mut bed = Bed::failed(dirty([5, 7]));
@@ -321,14 +332,7 @@ fn a_flush_is_told_of_a_block_that_was_not_durable_and_is_lost() {
 
 #[test]
 fn what_was_not_durable_is_found_out_in_pieces_and_nothing_sets_out_before() {
-    let mut rooms = Rooms::new(0);
-    let blocks = (0..200).map(|i| i * 20);
-    for block in blocks {
-        let Rooms { cache, fx, .. } = &mut rooms;
-        assert!(cache.push_written(fx, key(block), &[0; PAGE]), "zeros take little room");
-    }
-    rooms.log_record();
-    let mut bed = Bed::failed(rooms);
+    let mut bed = Bed::failed(dirty_zeros((0..200).map(|i| i * 20)));
     let id = bed.flush();
     for turn in 1..4 {
         bed.pump();
@@ -355,12 +359,7 @@ fn what_was_not_durable_is_found_out_in_pieces_and_nothing_sets_out_before() {
 
 #[test]
 fn blocks_of_a_stripe_or_two_set_out_in_one_turn() {
-    let mut rooms = Rooms::new(0);
-    for block in (0..3 * 256).filter(|block| block % 256 > 0) {
-        let Rooms { cache, fx, .. } = &mut rooms;
-        assert!(cache.push_written(fx, key(block), &[0; PAGE]), "zeros take little room");
-    }
-    rooms.log_record();
+    let mut rooms = dirty_zeros((0..3 * 256).filter(|block| block % 256 > 0));
     rooms.flush_device();
     let mut bed = Bed::failed(rooms);
     (0..3).for_each(|stripe| _ = bed.write(stripe * 256));
@@ -426,13 +425,7 @@ fn nobody_is_given_up_while_the_primary_takes_blocks_of_the_volume() {
 /// The primary has one destage after another; undurable stripes have as many blocks as it takes.
 #[test]
 fn stripes_that_writes_wait_for_are_left_first() {
-    let mut rooms = Rooms::new(0);
-    for stripe in 0..16 {
-        let Rooms { cache, fx, .. } = &mut rooms;
-        assert!(cache.push_written(fx, key(stripe * 256), &[0; PAGE]), "zeros take little room");
-    }
-    rooms.log_record();
-    let mut bed = Bed::failed(rooms);
+    let mut bed = Bed::failed(dirty_zeros((0..16).map(|stripe| stripe * 256)));
     bed.write(15 * 256);
     bed.pump();
     let (_, awaited) = bed.rooms.only();
@@ -445,12 +438,7 @@ fn stripes_that_writes_wait_for_are_left_first() {
 /// A disk that chooses the nearest of its requests would serve the awaited ones last.
 #[test]
 fn no_other_block_sets_out_while_a_request_waits_for_one() {
-    let mut rooms = Rooms::new(0);
-    for stripe in 0..16 {
-        let Rooms { cache, fx, .. } = &mut rooms;
-        assert!(cache.push_written(fx, key(stripe * 256), &[0; PAGE]), "zeros take little room");
-    }
-    rooms.log_record();
+    let mut rooms = dirty_zeros((0..16).map(|stripe| stripe * 256));
     rooms.flush_device();
     let mut bed = Bed::failed(rooms);
     bed.pump();
