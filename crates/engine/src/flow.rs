@@ -131,16 +131,17 @@ impl Flow {
     }
 
     /// Holds back a write that dirties `blocks` more blocks while `level` of at most `limit` blocks
-    /// are dirty. Returns the delay, or `None` if the write need not wait.
+    /// are dirty, and `target` are no cause to destage. Returns the delay, or `None` if the write
+    /// need not wait.
     pub fn hold(
         &mut self,
         now: Instant,
         write: Id,
-        (level, limit): (u64, u64),
+        (level, target, limit): (u64, u64, u64),
         blocks: u64,
     ) -> Option<Duration> {
         let rate = self.drain_rate.per_second(now);
-        let delay = self.throttle.delay(now, level, limit, blocks, rate);
+        let delay = self.throttle.delay(now, level, target, limit, blocks, rate);
         if delay.is_zero() && self.delayed.is_empty() {
             return None;
         }

@@ -1,8 +1,9 @@
 //! How long a write waits before it enters a cache that is filling up with dirty blocks.
 //!
-//! Below 60 % of the dirty limit no write waits. Above it, writes are admitted at a rate that falls
-//! smoothly from unlimited to 0.9 times the destage rate, so that the level settles at about 90 %
-//! and a writer sees a steady rate instead of a wall. The idea is that of the ZFS write throttle,
+//! Below 60 % of the dirty limit no write waits, nor where destaging for the level has just begun:
+//! up to a fifth of the way from the dirty target to the limit. Above, writes are admitted at a rate
+//! that falls smoothly from unlimited to 0.9 times the destage rate, so that the level settles at
+//! about 90 %, or more with a target above half, and a writer sees a steady rate instead of a wall. The idea is that of the ZFS write throttle,
 //! with a rate in place of its delay: the level at which it settles then depends on neither the
 //! number of writers nor the size of their requests. The engine enforces the limit itself.
 
@@ -15,11 +16,13 @@ use forebay_block::Instant;
 /// is forgotten after this time.
 pub const DELAY_MAX: Duration = Duration::from_secs(1);
 
-/// Share of the limit at which delays begin.
+/// Share of the limit below which there are no delays, and share of the way from the target to the
+/// limit.
 const FREE_SHARE: f64 = 0.6;
-/// Admitted rate divided by drain rate, at share `x` of the way from `FREE_SHARE` to the limit, is
-/// `SLOPE / x + BASE`: infinite at 0, 1 at three quarters of the way (90 % of the limit), 0.9 at
-/// the limit.
+const FREE_ABOVE_TARGET: f64 = 0.2;
+/// Admitted rate divided by drain rate, at share `x` of the way from where delays begin to the
+/// limit, is `SLOPE / x + BASE`: infinite at 0, 1 at three quarters of the way (90 % of the limit,
+/// if delays begin at 60 %), 0.9 at the limit.
 const SLOPE: f64 = 0.3;
 /// See [`SLOPE`].
 const BASE: f64 = 0.6;
@@ -49,18 +52,21 @@ impl WriteThrottle {
         &mut self,
         now: Instant,
         dirty_blocks: u64,
+        target_blocks: u64,
         limit_blocks: u64,
         write_blocks: u64,
         drain_rate_blocks_per_s: f64,
     ) -> Duration {
         let elapsed = now.since(self.last).as_secs_f64();
         self.last = self.last.max(now);
-        let level = dirty_blocks as f64 / limit_blocks.max(1) as f64;
-        if level <= FREE_SHARE {
+        let of_limit = |blocks: u64| blocks as f64 / limit_blocks.max(1) as f64;
+        let (level, target) = (of_limit(dirty_blocks), of_limit(target_blocks).min(1.0));
+        let free = FREE_SHARE.max(target + (1.0 - target) * FREE_ABOVE_TARGET);
+        if level <= free {
             self.owed_blocks = 0.0;
             return Duration::ZERO;
         }
-        let way = ((level - FREE_SHARE) / (1.0 - FREE_SHARE)).min(1.0);
+        let way = ((level - free) / (1.0 - free)).min(1.0);
         let drain = if RATES.contains(&drain_rate_blocks_per_s) {
             drain_rate_blocks_per_s
         } else {

@@ -16,6 +16,7 @@ const TICKS_PER_SECOND: usize = 1000;
 
 /// Writers in closed loops above a cache that is drained at a given rate.
 struct Simulation {
+    target: u64,
     limit: u64,
     dirty: u64,
     throttle: WriteThrottle,
@@ -33,6 +34,7 @@ struct Simulation {
 impl Simulation {
     fn new(limit: u64, writers: &[u64]) -> Self {
         Self {
+            target: limit / 2,
             limit,
             dirty: 0,
             throttle: WriteThrottle::new(),
@@ -78,7 +80,7 @@ impl Simulation {
         let (due, blocks) = self.writers[writer];
         let due = due.unwrap_or_else(|| {
             let rate = self.drain.per_second(now);
-            now + self.throttle.delay(now, self.dirty, self.limit, blocks, rate)
+            now + self.throttle.delay(now, self.dirty, self.target, self.limit, blocks, rate)
         });
         if due > now {
             self.writers[writer].0 = Some(due);
@@ -210,21 +212,36 @@ fn a_drain_never_seen_does_not_stop_writers_before_the_limit() {
 }
 
 #[test]
-fn below_sixty_percent_nothing_waits() {
-    let mut throttle = WriteThrottle::new();
-    for dirty in 0..=600 {
-        assert_eq!(throttle.delay(Instant(0), dirty, 1000, 1_000_000, 1.0), Duration::ZERO);
+fn below_sixty_percent_or_a_fifth_above_the_target_nothing_waits() {
+    for (target, free) in [(0, 600), (500, 600), (800, 840), (900, 920)] {
+        let mut throttle = WriteThrottle::new();
+        let mut delay =
+            |dirty, blocks| throttle.delay(Instant(0), dirty, target, 1000, blocks, 1.0);
+        for dirty in 0..free {
+            assert_eq!(delay(dirty, 1_000_000), Duration::ZERO, "{dirty}, target {target}");
+        }
+        delay(free + 1, 1_000_000);
+        assert_eq!(delay(free + 1, 1), DELAY_MAX, "target {target}");
     }
-    throttle.delay(Instant(0), 601, 1000, 1_000_000, 1.0);
-    assert_eq!(throttle.delay(Instant(0), 601, 1000, 1, 1.0), DELAY_MAX);
+}
+
+#[test]
+fn a_high_target_gives_steady_writes_below_the_limit() {
+    for target in [70_000, 80_000, 90_000] {
+        let mut sim = Simulation { target, ..Simulation::new(100_000, &[1; 32]) };
+        sim.run(60, |_, _| 4);
+        let seconds = sim.seconds(30);
+        assert!(worst_share(&seconds) >= 0.95, "{target}: {seconds:?}");
+        assert!(sim.highest < 100_000, "the level settled before the limit: {}", sim.highest);
+    }
 }
 
 #[test]
 fn the_nearer_the_limit_the_longer_the_delay() {
     let delay_at = |dirty| {
         let mut throttle = WriteThrottle::new();
-        throttle.delay(Instant(0), dirty, 1000, 100, 1000.0);
-        throttle.delay(Instant(0), dirty, 1000, 100, 1000.0)
+        throttle.delay(Instant(0), dirty, 500, 1000, 100, 1000.0);
+        throttle.delay(Instant(0), dirty, 500, 1000, 100, 1000.0)
     };
     let delays: Vec<_> = (601..=1000).map(delay_at).collect();
     assert!(delays.windows(2).all(|pair| pair[0] < pair[1]), "{delays:?}");
@@ -254,11 +271,11 @@ proptest! {
     #[test]
     fn any_input_gives_a_bounded_delay(
         calls in prop::collection::vec(
-            (any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>(), any::<f64>()), 1..40),
+            (any::<u64>(), any::<[u64; 3]>(), any::<u64>(), any::<f64>()), 1..40),
     ) {
         let mut throttle = WriteThrottle::new();
-        for (now, dirty, limit, blocks, rate) in calls {
-            prop_assert!(throttle.delay(Instant(now), dirty, limit, blocks, rate) <= DELAY_MAX);
+        for (now, [dirty, target, limit], blocks, rate) in calls {
+            prop_assert!(throttle.delay(Instant(now), dirty, target, limit, blocks, rate) <= DELAY_MAX);
         }
     }
 }

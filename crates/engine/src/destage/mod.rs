@@ -1,7 +1,9 @@
 //! Destaging: dirty blocks go to the primary in address order, neighbors in one write.
 //!
-//! A block that was rewritten since destaging last passed it is spared once and goes in the next
-//! round (as in WOW: Gill and Modha, FAST 2005), because it will probably be rewritten again soon.
+//! On a primary without moving parts, a block that was rewritten since destaging last passed it is
+//! spared once and goes in the next round (as in WOW: Gill and Modha, FAST 2005), because it will
+//! probably be rewritten again soon. A disk turns past such a block anyway: to spare it means to
+//! come by sooner again.
 //!
 //! Only versions that are durable on the cache device are destaged, so that the primary is never
 //! ahead of the log that a crash leaves behind. A block becomes clean when the primary has written
@@ -182,9 +184,10 @@ impl Destaging {
     ) {
         let state = self.state(cache, volume, is_idle);
         let allowed = self.allowance(cache, volume, &state);
+        let spares = !state.is_urgent() && !cache.volume(volume).config.rotational;
         // Half of the write-cache depth is left for destaging blocks that were spared.
         let spare_after = cache.now - cache.config.write_cache_depth / 2;
-        let spare_after = if state.is_urgent() { Instant::NEVER } else { spare_after };
+        let spare_after = if spares { spare_after } else { Instant::NEVER };
         let all = Key::range(volume);
         let mut from = cache.volume(volume).flow.cursor;
         let mut wrapped = false;

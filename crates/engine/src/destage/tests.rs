@@ -231,6 +231,15 @@ fn a_block_that_was_rewritten_is_spared_until_destaging_comes_by_again() {
 }
 
 #[test]
+fn a_block_that_was_rewritten_is_not_spared_on_disks() {
+    let mut bed = Bed::with((0..18).map(|n| 2 * n));
+    bed.rooms.volume_mut(VOLUME).config.rotational = true;
+    bed.destaging.drain(false);
+    bed.rooms.dirty_durable([0]);
+    assert_eq!(bed.write().1.range.offset, 0);
+}
+
+#[test]
 fn a_block_that_was_rewritten_is_not_spared_by_a_drain() {
     let mut bed = Bed::with((0..18).map(|n| 2 * n));
     bed.rooms.dirty_durable([0]);

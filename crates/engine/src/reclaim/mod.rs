@@ -268,8 +268,8 @@ const LEFT_MAX: usize = step(1024);
 const COPY_FULL_TO: u64 = 60;
 const COPY_NONE_FROM: u64 = 85;
 /// Share of the dirty limit, in percent, from which a segment that is mostly dirty is not copied
-/// but waits until it has been destaged. The same applies when reclaim has gained little for some
-/// time.
+/// forward but waits until it has been destaged. The same applies when reclaim has gained little
+/// for some time, even with a store that takes its blocks.
 const PRESSED_FROM: u64 = 75;
 /// Share of the segments, in percent, that are kept free beyond [`free_segments_wanted`] when the
 /// dirty limit is reached. Down to that number, a segment waits until its blocks on the way to the
@@ -374,12 +374,14 @@ impl Reclaim {
             // The footer is on its way.
             _ => return false,
         }
-        // When much is dirty, copying a mostly dirty segment gains little room for much wear, so
-        // destaging goes first. Lost blocks are never destaged: they are copied when everything
-        // else is clean. Blocks of a stuck primary are copied immediately: waiting would gain
-        // nothing.
+        // When much is dirty, copying a mostly dirty segment forward gains little room for much
+        // wear, so destaging goes first; moved to the store, it gains all. Lost blocks are never
+        // destaged: they are copied when everything else is clean. Blocks of a stuck primary are
+        // copied immediately: waiting would gain nothing.
         let segment = *cache.log.segment(index);
-        let much = dirty > limit * PRESSED_FROM / 100 || self.in_vain >= Self::vain(cache, 2);
+        let moves = cache.store.exists() && !cache.store.is_full();
+        let much =
+            !moves && dirty > limit * PRESSED_FROM / 100 || self.in_vain >= Self::vain(cache, 2);
         let dirty_here = cache.destageable_in(index);
         let mostly_dirty = much && dirty_here * 2 > segment.entries;
         let any_dirty = free <= 1 && dirty_here > 0;

@@ -7,7 +7,7 @@ use forebay_format::{EntryKind, decode_record};
 use forebay_policy::{Candidate, EvictionPolicy, Touch};
 
 use super::*;
-use crate::api::{ContentLocality, Health, Target};
+use crate::api::{ContentLocality, Health, Part, Target};
 use crate::contents::Place;
 use crate::key::Key;
 use crate::log::builder::Expect;
@@ -384,6 +384,22 @@ fn a_segment_that_is_mostly_dirty_waits_for_destaging_while_much_is_dirty() {
     bed.pump();
     assert!(!bed.rooms.log.is_pressed());
     assert_eq!(bed.rooms.fx.ios.len(), 1);
+}
+
+#[test]
+fn a_segment_that_is_mostly_dirty_moves_to_a_store_that_has_room() {
+    for is_full in [false, true] {
+        let mut bed = Bed::on(Rooms::with_store());
+        bed.rooms.dirty(0..13);
+        bed.rooms.dirty(100..113);
+        bed.rooms.fill_to(3);
+        bed.rooms.cache.set_dirty_limit(Part::Bytes(28 * BLOCK_SIZE as u64));
+        bed.rooms.store.note_full(is_full);
+        bed.rooms.fx.ios.clear();
+        bed.pump();
+        assert_eq!(bed.rooms.log.is_pressed(), is_full);
+        assert_eq!(bed.rooms.fx.ios.len(), usize::from(!is_full));
+    }
 }
 
 #[test]

@@ -22,9 +22,9 @@ impl Requests {
         if blocks == 0 {
             return false;
         }
-        let now = cache.now;
+        let (now, target) = (cache.now, cache.target_of(limit));
         let flow = &mut cache.volume_mut(volume).flow;
-        let delay = flow.hold(now, write, (level, limit), blocks);
+        let delay = flow.hold(now, write, (level, target, limit), blocks);
         cache.stats_of(volume).throttled_nanos += delay.map_or(0, |delay| delay.as_nanos() as u64);
         delay.is_some()
     }
