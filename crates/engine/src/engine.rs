@@ -148,6 +148,10 @@ impl Shard for Engine {
         slots.iter().for_each(|&slot| self.cache.ram.warm_neighbours(slot));
     }
 
+    fn rested(&mut self, rest: Duration) {
+        self.cache.form.rested(rest);
+    }
+
     fn submit(&mut self, now: Instant, request: Request, fx: &mut Effects) {
         self.cache.now = now;
         if let Err(kind) = self.refusal(&request) {

@@ -61,6 +61,14 @@ impl Pace {
         self.paid_at = self.paid_at.max(now) + cost * self.share;
         self.in_turn += cost;
     }
+
+    /// Adds to the budget, at most up to the burst allowance: one part in `share` of the time that
+    /// the thread has rested.
+    pub fn add(&mut self, rest: Duration, share: u32) {
+        let paid = rest.saturating_mul(self.share) / share;
+        let nanos = u64::try_from(paid.as_nanos()).unwrap_or(u64::MAX);
+        self.paid_at = Instant(self.paid_at.0.saturating_sub(nanos));
+    }
 }
 
 #[cfg(test)]
@@ -85,5 +93,22 @@ mod tests {
         assert!((burst..burst + 2 * cost).contains(&done), "{done:?} at one time");
         pace.begin_turn();
         assert!(pace.take(start + cost * share * 2, cost) && !pace.take(start, cost));
+    }
+
+    #[test]
+    fn rest_adds_to_the_budget_but_no_more_than_a_burst() {
+        let (ahead, cost) = (Duration::from_millis(100), Duration::from_millis(1));
+        let mut pace = Pace::new(10, ahead, Duration::from_secs(1));
+        let mut now = Instant(1_000_000_000);
+        let spend = |pace: &mut Pace, now| (0..).take_while(|_| pace.take(now, cost)).count();
+        assert_eq!(spend(&mut pace, now), 11, "the burst");
+        // A tenth of what has passed, and a quarter of the rest.
+        now = now + Duration::from_millis(40);
+        pace.add(Duration::from_millis(16), 4);
+        assert_eq!(spend(&mut pace, now), 4 + 4);
+        now = now + Duration::from_millis(40);
+        assert_eq!(spend(&mut pace, now), 4, "without rest");
+        pace.add(Duration::from_secs(3600), 4);
+        assert_eq!(spend(&mut pace, now), 11);
     }
 }

@@ -1,5 +1,7 @@
 //! A shard as its drivers see it: the shard threads and the simulator.
 
+use std::time::Duration;
+
 use forebay_block::{BlockRange, Completion, Instant, IoError, VolumeId};
 use forebay_format::Lsn;
 
@@ -20,6 +22,9 @@ pub trait Shard {
     fn submit(&mut self, now: Instant, request: Request, fx: &mut Effects);
     /// Takes the completion of an I/O that the shard requested.
     fn complete(&mut self, now: Instant, target: Target, done: Completion, fx: &mut Effects);
+    /// Notes that the thread has had nothing to do for this time since the last note. Work that no
+    /// client waits for may take a part of it.
+    fn rested(&mut self, _rest: Duration) {}
     /// Called once a turn, after all the requests and completions of that turn.
     fn poll(&mut self, now: Instant, fx: &mut Effects);
     /// Accepts no new requests, finishes those it has, and makes everything durable.

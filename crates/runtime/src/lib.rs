@@ -26,6 +26,7 @@ mod pace;
 mod places;
 mod pool;
 mod record;
+mod rest;
 mod sender;
 mod state;
 mod tenure;

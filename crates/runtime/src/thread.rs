@@ -21,7 +21,6 @@ use forebay_engine::{
     CutReport, Effects, Reply, Request, Shard, State, Stats, Target, Trust, VolumeState,
 };
 use forebay_volume::{Coming, CutGate, Done, Registry, Router, RouterConfig, ShardPort, origin_of};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::channel::{Caller, Channels, FuseChannel, Prefetch, UblkChannel};
 use crate::clients::{Arrival, Clients};
@@ -38,6 +37,7 @@ use crate::pace::{Allowance, LARGE};
 use crate::places::Places;
 use crate::pool::Untold;
 use crate::record::Taps;
+use crate::rest::{Rest, thread_cpu};
 use crate::witness::Asked;
 
 /// Submissions that a ring accepts between two turns.
@@ -114,6 +114,7 @@ pub fn run(plan: Plan, started: Sender<(usize, Started)>) {
 }
 
 struct Thread {
+    rest: Rest,
     clock: Clock,
     ring: Rc<Ring>,
     devices: Devices,
@@ -320,6 +321,7 @@ impl Thread {
             buffers,
             latencies: volumes.iter().map(|_| Latencies::default()).collect(),
             tier_latencies: volumes.iter().map(|_| TierLatencies::default()).collect(),
+            rest: Rest::since(plan.clock.now()),
             clock: plan.clock,
             ring,
             devices,
@@ -355,6 +357,9 @@ impl Thread {
         self.shards.now = now;
         self.shards.large.allowance = Allowance::FULL;
         self.shards.bare.allowance = Allowance::FULL;
+        if let Some(rest) = self.rest.look(now) {
+            self.shards.shard.rested(rest);
+        }
         self.poll_devices();
         self.read_mail();
         self.clients.reap(now, &mut self.arrivals);
@@ -712,8 +717,7 @@ impl Thread {
 
     fn snapshot(&self) -> Snapshot {
         let Shards { own, now, shard, .. } = &self.shards;
-        let cpu = clock_gettime(ClockId::ThreadCPUTime);
-        let cpu_nanos = cpu.tv_sec as u64 * 1_000_000_000 + cpu.tv_nsec as u64;
+        let cpu_nanos = thread_cpu().as_nanos() as u64;
         let mut primary_latencies = vec![Latencies::default(); self.latencies.len()];
         for (volume, latencies) in self.devices.primary_latencies() {
             primary_latencies[self.places[usize::from(volume.0)]] = latencies.clone();

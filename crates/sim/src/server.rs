@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_block::{BufPool, ByteRange, Completion, DeviceInfo, Instant, Io, IoError, VolumeId};
 use forebay_engine::{
@@ -35,6 +36,8 @@ struct Unit {
     requests: usize,
     /// Time of its next turn.
     turn_at: Option<u64>,
+    /// Time of its last turn.
+    rests_since: u64,
     /// Devices of which it has learned in this turn that a flush failed.
     told: Vec<Target>,
 }
@@ -134,7 +137,7 @@ impl Server {
             let mut fx = Effects::default();
             engine.start(Instant(now), &mut fx);
             let (inbox, requests, turn_at, told) = (VecDeque::new(), 0, None, Vec::new());
-            units.push(Unit { engine, inbox, requests, turn_at, told });
+            units.push(Unit { engine, inbox, requests, turn_at, rests_since: now, told });
             effects.push(fx);
         }
         let mailbox = 4 + setup.seed as usize % 61;
@@ -224,6 +227,9 @@ impl Server {
         }
         unit.turn_at = None;
         let at = Instant(now);
+        // Turns take no time here.
+        unit.engine.rested(Duration::from_nanos(now - unit.rests_since));
+        unit.rests_since = now;
         let mut fx = Effects::default();
         let before = (unit.engine.health(), lost_and_told(&*unit.engine));
         for input in std::mem::take(&mut unit.inbox) {

@@ -14,6 +14,8 @@ mod payload;
 mod similar;
 mod whole;
 
+use std::time::Duration;
+
 use forebay_block::BLOCK_SIZE;
 use forebay_codec::Compressor;
 
@@ -63,6 +65,11 @@ impl Forms {
     /// The CPU budget for work that no client waits for.
     pub fn background(&self) -> &Pace {
         &self.background
+    }
+
+    /// Notes for how long the thread has rested.
+    pub fn rested(&mut self, rest: Duration) {
+        self.background.add(rest, dense::REST_SHARE);
     }
 
     /// Begins a turn of the event loop.
