@@ -1,11 +1,12 @@
 //! How long a write waits before it enters a cache that is filling up with dirty blocks.
 //!
 //! Below 60 % of the dirty limit no write waits, nor where destaging for the level has just begun:
-//! up to a fifth of the way from the dirty target to the limit. Above, writes are admitted at a rate
-//! that falls smoothly from unlimited to 0.9 times the destage rate, so that the level settles at
-//! about 90 %, or more with a target above half, and a writer sees a steady rate instead of a wall. The idea is that of the ZFS write throttle,
-//! with a rate in place of its delay: the level at which it settles then depends on neither the
-//! number of writers nor the size of their requests. The engine enforces the limit itself.
+//! up to a fifth of the way from the dirty target to the limit. Above, writes are admitted at a
+//! rate that falls smoothly from unlimited to 0.9 times the destage rate, so that the level settles
+//! at about 90 %, or more with a target above half, and a writer sees a steady rate instead of a
+//! wall. The idea is that of the ZFS write throttle, with a rate in place of its delay: the level
+//! at which it settles then depends on neither the number of writers nor the size of their
+//! requests. The engine enforces the limit itself.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;

@@ -275,7 +275,8 @@ proptest! {
     ) {
         let mut throttle = WriteThrottle::new();
         for (now, [dirty, target, limit], blocks, rate) in calls {
-            prop_assert!(throttle.delay(Instant(now), dirty, target, limit, blocks, rate) <= DELAY_MAX);
+            let delay = throttle.delay(Instant(now), dirty, target, limit, blocks, rate);
+            prop_assert!(delay <= DELAY_MAX);
         }
     }
 }
