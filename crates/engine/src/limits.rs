@@ -74,6 +74,9 @@ pub const SORTED_ONE_IN: u32 = 2048;
 /// For each group of clean blocks of a segment that is compared with blocks of the store in one
 /// turn, the segment has this many bytes.
 pub const COMPARED_ONE_IN: u32 = 32 << 10;
+/// For each group of copies for which reclaim looks for neighbors in the store in one turn, the
+/// segment has this many bytes.
+pub const JOINED_ONE_IN: u32 = 16 << 10;
 /// Limit on the blocks that reclaim decodes at the same time, and on the copies for which it reads
 /// a similar block.
 pub const REBASES_MAX: usize = step(32);
@@ -97,6 +100,7 @@ const _: () = assert!(RECORD_PAGES_MAX < RECORD_ENTRIES_MAX, "a full record's en
 const _: () = assert!(RECORDS_IN_FLIGHT <= RECORDS_IN_FLIGHT_MAX);
 const _: () = assert!(SEGMENTS_MIN > RECLAIM_RESERVE + SEALING_MAX as u64 + 1);
 const _: () = assert!(SEGMENT_BYTES_MIN >= COMPARED_ONE_IN as u64, "reclaim advances");
+const _: () = assert!(SEGMENT_BYTES_MIN >= JOINED_ONE_IN as u64, "reclaim advances");
 const _: () = assert!(SEGMENT_READ_MAX >= RECORD_PAGES_MAX * PAGE / 2);
 const _: () = assert!(ZEROES_DIRECT_BLOCKS <= STRIPE_BLOCKS);
 const _: () = assert!(INVALIDATED_MAX >= STRIPE_BLOCKS, "a request of a stripe fits");

@@ -198,7 +198,7 @@ impl Cache {
     }
 
     /// The blocks of the unit of a block. In the log it is alone.
-    fn unit_of(&self, key: Key, place: &Place) -> Vec<(Key, Place)> {
+    pub(crate) fn unit_of(&self, key: Key, place: &Place) -> Vec<(Key, Place)> {
         let (pages, index) = self.contents.pages_and_index();
         if !pages.has(place) {
             return vec![(key, *place)];

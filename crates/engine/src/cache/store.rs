@@ -31,7 +31,7 @@ impl Cache {
     /// no room now. `copies` are not empty, and each has a payload; `now` are their places.
     pub(crate) fn send_to_store(
         &mut self,
-        copies: Vec<(Copied, Place)>,
+        mut copies: Vec<(Copied, Place)>,
         fx: &mut Effects,
     ) -> Result<(), Vec<(Copied, Place)>> {
         if !self.makes_room() || !self.store.takes_units() || self.contents.is_loading() {
@@ -47,8 +47,12 @@ impl Cache {
         if self.write_unit(payloads, last, false, fx) {
             return Ok(());
         }
-        let apart = copies.len() > 1 && self.store.is_full();
-        if apart { self.send_apart(copies, fx) } else { Err(copies) }
+        if copies.len() == 1 || !self.store.is_full() {
+            return Err(copies);
+        }
+        // What the store has already, and was to be moved along, stays as it is.
+        copies.retain(|(_, now)| !self.contents.is_in_store(now));
+        self.send_apart(copies, fx)
     }
 
     /// Writes neighboring blocks that were missed into the store, as one unit. Returns false if

@@ -100,13 +100,23 @@ impl Reclaim {
             if job.reading || job.bytes >= COPY_BYTES_MAX || retry_at > cache.now {
                 return;
             }
+            // Pages of the store may be free since the block was found there.
+            let is_stale = |item: &Stored| {
+                cache.contents.is_in_store(&item.place)
+                    && cache.contents.same_version(item.key, &item.place).is_none()
+            };
+            if job.to_read.pop_front_if(|item| is_stale(item)).is_some() {
+                continue;
+            }
             let without = |item: &mut Stored| !item.place.kind.has_payload();
             if let Some(Stored { key, place }) = job.to_read.pop_front_if(without) {
                 job.take(Copied::new(key, place, Vec::new()));
                 continue;
             }
             let next = |good: &dyn Fn(&Stored) -> bool| {
-                job.to_read.pop_front_if(|item| item.place.kind.has_payload() && good(item))
+                job.to_read.pop_front_if(|item| {
+                    item.place.kind.has_payload() && good(item) && !is_stale(item)
+                })
             };
             let near = Near::Pages(COPY_GAP, SEGMENT_READ_MAX as u32);
             let Some(read) = SegmentRead::next(Reader::Copies, near, next) else { return };
@@ -146,7 +156,9 @@ impl Reclaim {
     ) {
         let Some(job) = self.job_mut() else { return };
         job.reading = false;
-        if done.result.is_err() {
+        // What was to be moved along stays where it is if that cannot be read.
+        let in_store = read.items.iter().any(|item| cache.contents.is_in_store(&item.place));
+        if done.result.is_err() && !in_store {
             read.items.iter().rev().for_each(|item| job.to_read.push_front(*item));
             return self.pause(cache);
         }
@@ -156,6 +168,7 @@ impl Reclaim {
                 continue;
             };
             match read.payload(done, item).filter(|payload| crc32c(payload) == item.place.crc) {
+                None if in_store => {}
                 Some(payload) => self.going().take(Copied::new(item.key, now, payload.to_vec())),
                 None if now.dirty => self.rescue(cache, item.key, now),
                 None => {
@@ -285,14 +298,19 @@ impl Reclaim {
             (copies.iter().map(|(copy, _)| copy.bytes.len()).sum(), copies.len() as u64)
         };
         let (bytes, blocks) = size(&copies);
-        let left = cache.send_to_store(copies, fx).err().unwrap_or_default();
-        let (bytes_left, blocks_left) = size(&left);
+        let mut left = cache.send_to_store(copies, fx).err().unwrap_or_default();
+        let is_full = cache.store.is_full();
+        let blocks_left = left.len() as u64;
+        if is_full {
+            // What the store has already stays as it is.
+            left.retain(|(_, now)| !cache.contents.is_in_store(now));
+        }
+        let (bytes_left, _) = size(&left);
         self.going().bytes -= bytes - bytes_left;
         cache.stats.copied_blocks += blocks - blocks_left;
         if left.is_empty() {
             return true;
         }
-        let is_full = cache.store.is_full();
         // They count on the store, and would fill the last segment before it frees another one.
         let stays = is_full && (self.going().stays || !cache.log.is_emergency());
         let waits = is_full && !stays && left.iter().any(|(_, now)| now.dirty);

@@ -20,6 +20,7 @@ use crate::log::{Log, SegmentState};
 use crate::note::Note;
 
 mod copy;
+mod join;
 mod sort;
 
 use copy::READ_PAUSE;

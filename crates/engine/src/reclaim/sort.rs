@@ -7,12 +7,13 @@ use forebay_format::{ENTRY_BYTES, Entry, EntryKind, SegmentSeq};
 use forebay_policy::Candidate;
 
 use super::copy::READ_PAUSE;
+use super::join::Joining;
 use super::{Job, Named, Reclaim, State};
 use crate::api::Effects;
 use crate::cache::Cache;
 use crate::contents::{Place, Stored};
 use crate::key::{Key, KeyMap};
-use crate::limits::{COMPARED_ONE_IN, SORTED_ONE_IN, WARM_BLOCKS};
+use crate::limits::{COMPARED_ONE_IN, JOINED_ONE_IN, SORTED_ONE_IN, WARM_BLOCKS};
 use crate::store::UNIT_BLOCKS;
 
 /// A segment whose blocks are being looked up.
@@ -32,6 +33,8 @@ pub(super) struct Sorting {
     dirty_bytes: u64,
     /// Number of clean blocks that have been decided about.
     decided: usize,
+    /// The search for what the store has beside the copies.
+    joining: Option<Joining>,
     /// Whether no clean block may be kept.
     must_gain: bool,
 }
@@ -48,6 +51,7 @@ impl Sorting {
             clean: Vec::new(),
             dirty_bytes: 0,
             decided: 0,
+            joining: None,
             must_gain,
         }
     }
@@ -61,11 +65,15 @@ impl Reclaim {
         if Self::rests_on_store(cache) && !cache.close_record(fx) {
             return self.begin_again(&mut cache.log, cache.now + READ_PAUSE);
         }
-        if !(sorting.look_up(cache, &self.named) && sorting.decide(cache)) {
+        let stays = !cache.store.exists() || cache.store.is_full();
+        let joins = !stays && !sorting.must_gain && cache.wear_pressure() <= 0.0;
+        let is_over = sorting.look_up(cache, &self.named)
+            && sorting.decide(cache)
+            && (!joins || sorting.join(cache));
+        if !is_over {
             return;
         }
         let mut job = std::mem::replace(&mut sorting.job, Job::new(SegmentSeq(0)));
-        let stays = !cache.store.exists() || cache.store.is_full();
         job.stays = stays;
         job.needs = job.bytes_at_most(cache.log.builder().pages_max(), stays);
         let segment = cache.config.segment_size;
@@ -77,7 +85,8 @@ impl Reclaim {
             // What is dirty is destaged meanwhile.
             return self.begin_again(&mut cache.log, cache.now + READ_PAUSE);
         }
-        job.to_read.make_contiguous().sort_unstable_by_key(|item| item.place.offset);
+        let at = |item: &Stored| (item.place.segment, item.place.offset);
+        job.to_read.make_contiguous().sort_unstable_by_key(at);
         self.enter(&mut cache.log, State::Copying(job));
         self.name_again(cache, fx);
         self.read_copies(cache, fx);
@@ -208,6 +217,14 @@ impl Sorting {
         }
         self.decided = to;
         to == self.clean.len()
+    }
+
+    /// Takes along what the store has beside the next copies, where all of it together takes fewer
+    /// pages; returns whether there are no more.
+    fn join(&mut self, cache: &Cache) -> bool {
+        let most = (cache.config.segment_size / JOINED_ONE_IN) as usize;
+        let joining = self.joining.get_or_insert_with(|| Joining::new(&self.job));
+        joining.join(cache, most, &mut self.job.to_read)
     }
 }
 

@@ -499,6 +499,67 @@ fn to_start_over_names_no_block_of_the_store_twice() {
     assert!(bed.rooms.log.is_named_leaving(key(4)), "nothing new may rest on the old entry");
 }
 
+/// A block of the store that is to be moved along with copies: the job that does so, and the block.
+fn moved_along(bed: &Bed) -> (Job, Stored) {
+    let place = bed.rooms.contents.get(key(4)).expect("it is cached");
+    assert!(bed.rooms.contents.is_in_store(&place));
+    (Job::new(SegmentSeq(1)), Stored { key: key(4), place })
+}
+
+#[test]
+fn what_should_move_along_and_cannot_be_read_stays_in_its_place() {
+    for is_corrupt in [false, true] {
+        let mut bed = named();
+        let (mut job, item) = moved_along(&bed);
+        job.to_read.push_back(item);
+        let Bed { rooms, reclaim } = &mut bed;
+        reclaim.enter(&mut rooms.log, State::Copying(job));
+        let Rooms { cache, fx, .. } = rooms;
+        reclaim.read_copies(cache, fx);
+        let at = cache.segment_offset(item.place.segment as usize) as usize;
+        let at = at + item.place.offset as usize;
+        bed.rooms.devices.cache[at] ^= u8::from(is_corrupt);
+        let read = bed.read();
+        bed.end(read, if is_corrupt { Ok(()) } else { Err(ErrorKind::Media.into()) });
+        assert!(!bed.has_failed() && bed.reclaim.retry_at() == Instant::default());
+        assert!(bed.reclaim.job().is_some_and(|job| !job.goes_on()), "nothing is left to do");
+        assert_eq!(bed.rooms.contents.get(key(4)), Some(item.place));
+        assert_eq!(bed.rooms.counters().corrupt_clean, 0);
+    }
+}
+
+/// Found by the simulator, 2026-11-29 (seed 20813551): its page was free, and counted as used.
+#[test]
+fn what_should_move_along_and_has_left_the_store_is_not_read() {
+    let mut bed = named();
+    let (mut job, item) = moved_along(&bed);
+    job.to_read.push_back(item);
+    bed.rooms.forget(4);
+    let Bed { rooms, reclaim } = &mut bed;
+    reclaim.enter(&mut rooms.log, State::Copying(job));
+    let Rooms { cache, fx, .. } = rooms;
+    reclaim.read_copies(cache, fx);
+    assert!(bed.rooms.fx.ios.is_empty() && bed.reclaim.job().is_some_and(|job| !job.goes_on()));
+}
+
+#[test]
+fn what_should_move_along_stays_in_its_place_if_the_store_is_full() {
+    let mut bed = named();
+    let (mut job, item) = moved_along(&bed);
+    job.take(Copied::new(item.key, item.place, content(4)));
+    let Bed { rooms, reclaim } = &mut bed;
+    let Rooms { cache, fx, .. } = rooms;
+    while let Some(unit) = cache.store.take(1, cache.contents.pages()) {
+        cache.contents.pages().hold(unit);
+    }
+    cache.store.note_full(true);
+    reclaim.enter(&mut cache.log, State::Copying(job));
+    reclaim.pump_copies(cache, fx);
+    assert!(reclaim.job().is_some_and(|job| job.bytes == 0 && job.to_copy.is_empty()));
+    assert_eq!(cache.contents.get(key(4)), Some(item.place));
+    assert_eq!(cache.stats.evicted_blocks, 0);
+}
+
 #[test]
 fn an_old_entry_names_no_block_that_came_to_its_place_again() {
     let mut bed = named();
