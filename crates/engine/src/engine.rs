@@ -262,7 +262,10 @@ impl Shard for Engine {
     }
 
     fn check(&self) -> Result<(), String> {
-        self.cache.contents.check()
+        self.cache.contents.check()?;
+        let is_loaded = *self.cache.state() == State::Serving && !self.cache.contents.is_loading();
+        let pages = self.cache.contents.pages_and_index().0;
+        if is_loaded { self.cache.store.check(pages) } else { Ok(()) }
     }
 
     fn stats(&self, now: Instant) -> Stats {

@@ -445,7 +445,7 @@ statistics! {
         Counter Bytes store_bytes;
         /// Blocks written to the store.
         ///
-        /// Moved from the log, and most of those in `admitted_blocks`.
+        /// Moved from the log or along with such, and most of those in `admitted_blocks`.
         Counter Blocks stored_blocks;
         /// Bytes of the store in use, including what is not needed any more.
         Level Bytes store_used_bytes;
@@ -469,7 +469,7 @@ statistics! {
         /// Their payload may be shared. (`log_bytes` + `store_bytes`) ÷ 4096 ÷ (this +
         /// `stored_blocks`) is `written_per_stored_byte` in JSON.
         Counter Blocks log_blocks;
-        /// Blocks copied forward by reclaim.
+        /// Blocks copied forward by reclaim, or moved to the store, with those that moved along.
         Counter Blocks copied_blocks;
         /// Segments on the cache device.
         Level Segments segments;

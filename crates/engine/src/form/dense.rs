@@ -21,9 +21,9 @@ const COST: Duration = Duration::from_micros(15);
 /// that waits for disks makes dense what it can, and one that is busy leaves its time to clients.
 pub const REST_SHARE: u32 = 3;
 
-/// The CPU budget for dense forms and for searching similar blocks: a twelfth of the time, and of
-/// its rest [`REST_SHARE`]. Its burst allowance is large because reclaim copies a segment at a time.
-/// The cap per turn applies to work that no client waits for.
+/// The CPU budget for dense forms and for searching similar blocks: a twelfth of the time, and a
+/// part of the rest. Its burst allowance is large because reclaim copies a segment at a time. The
+/// cap per turn applies to work that no client waits for.
 pub fn background() -> Pace {
     Pace::new(12, Duration::from_secs(1), Duration::from_micros(50))
 }

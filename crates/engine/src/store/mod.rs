@@ -213,6 +213,21 @@ impl Store {
         from == 0
     }
 
+    /// Verifies, for the simulator, that each extent has as many pages in use as are counted.
+    ///
+    /// # Errors
+    /// Names the first extent that has not.
+    pub fn check(&self, pages: &Pages) -> Result<(), String> {
+        let found = self.unfound..self.extents();
+        let free = |extent| pages.free_runs(extent).map(|run| run.len()).sum::<usize>();
+        let wrong = found.map(|extent| (extent, self.per as usize - free(extent)));
+        let wrong = wrong.filter(|&(extent, used)| usize::from(self.busy[extent as usize]) != used);
+        wrong.take(1).try_for_each(|(extent, used)| {
+            let counted = self.busy[extent as usize];
+            Err(format!("extent {extent} has {used} pages in use, {counted} are counted"))
+        })
+    }
+
     /// Counts the room of a run, and notes its length.
     fn add_run(&mut self, run: &Range<u32>) {
         let extent = (run.start / self.per) as usize;
