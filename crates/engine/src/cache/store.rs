@@ -27,32 +27,37 @@ struct Coming {
 }
 
 impl Cache {
-    /// Writes neighboring blocks into the store, in their densest form. Returns them if there is
-    /// no room now. `copies` are not empty, and each has a payload; `now` are their places.
+    /// Writes neighboring blocks into the store, in their densest form. Returns those that find no
+    /// room now. What a full store has already stays as it is, and is not among them. `copies` are
+    /// not empty, and each has a payload; `now` are their places.
     pub(crate) fn send_to_store(
         &mut self,
         mut copies: Vec<(Copied, Place)>,
         fx: &mut Effects,
     ) -> Result<(), Vec<(Copied, Place)>> {
-        if !self.makes_room() || !self.store.takes_units() || self.contents.is_loading() {
+        let takes = self.makes_room() && self.store.takes_units() && !self.contents.is_loading();
+        if takes && self.send_unit(&copies, fx) {
+            self.stats.copied_blocks += copies.len() as u64;
+            return Ok(());
+        }
+        if !self.store.is_full() {
             return Err(copies);
         }
+        let apart = takes && copies.len() > 1;
+        copies.retain(|(_, now)| !self.contents.is_in_store(now));
+        if apart { self.send_apart(copies, fx) } else { Err(copies) }
+    }
+
+    /// Writes copies into the store, as one unit. Returns false if there is no room now.
+    fn send_unit(&mut self, copies: &[(Copied, Place)], fx: &mut Effects) -> bool {
         let mut payloads = Vec::with_capacity(copies.len());
-        for (copy, now) in &copies {
+        for (copy, now) in copies {
             let (forms, mut cx) = self.forms();
             let (kind, bytes, crc) = forms.densest(&mut cx, copy, *now);
             payloads.push(Coming { key: copy.key, kind, bytes, crc, expect: Expect::At(*now) });
         }
         let last = self.last_of(copies.iter().map(|(_, place)| place.meta));
-        if self.write_unit(payloads, last, false, fx) {
-            return Ok(());
-        }
-        if copies.len() == 1 || !self.store.is_full() {
-            return Err(copies);
-        }
-        // What the store has already, and was to be moved along, stays as it is.
-        copies.retain(|(_, now)| !self.contents.is_in_store(now));
-        self.send_apart(copies, fx)
+        self.write_unit(payloads, last, false, fx)
     }
 
     /// Writes neighboring blocks that were missed into the store, as one unit. Returns false if

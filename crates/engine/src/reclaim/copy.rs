@@ -294,23 +294,16 @@ impl Reclaim {
         if copies.is_empty() {
             return true;
         }
-        let size = |copies: &[(Copied, Place)]| -> (usize, u64) {
-            (copies.iter().map(|(copy, _)| copy.bytes.len()).sum(), copies.len() as u64)
+        let size = |copies: &[(Copied, Place)]| -> usize {
+            copies.iter().map(|(copy, _)| copy.bytes.len()).sum()
         };
-        let (bytes, blocks) = size(&copies);
-        let mut left = cache.send_to_store(copies, fx).err().unwrap_or_default();
-        let is_full = cache.store.is_full();
-        let blocks_left = left.len() as u64;
-        if is_full {
-            // What the store has already stays as it is.
-            left.retain(|(_, now)| !cache.contents.is_in_store(now));
-        }
-        let (bytes_left, _) = size(&left);
-        self.going().bytes -= bytes - bytes_left;
-        cache.stats.copied_blocks += blocks - blocks_left;
+        let bytes = size(&copies);
+        let left = cache.send_to_store(copies, fx).err().unwrap_or_default();
+        self.going().bytes -= bytes - size(&left);
         if left.is_empty() {
             return true;
         }
+        let is_full = cache.store.is_full();
         // They count on the store, and would fill the last segment before it frees another one.
         let stays = is_full && (self.going().stays || !cache.log.is_emergency());
         let waits = is_full && !stays && left.iter().any(|(_, now)| now.dirty);

@@ -221,11 +221,11 @@ impl Store {
         let found = self.unfound..self.extents();
         let free = |extent| pages.free_runs(extent).map(|run| run.len()).sum::<usize>();
         let wrong = found.map(|extent| (extent, self.per as usize - free(extent)));
-        let wrong = wrong.filter(|&(extent, used)| usize::from(self.busy[extent as usize]) != used);
-        wrong.take(1).try_for_each(|(extent, used)| {
-            let counted = self.busy[extent as usize];
-            Err(format!("extent {extent} has {used} pages in use, {counted} are counted"))
-        })
+        let mut wrong =
+            wrong.filter(|&(extent, used)| usize::from(self.busy[extent as usize]) != used);
+        let Some((extent, used)) = wrong.next() else { return Ok(()) };
+        let counted = self.busy[extent as usize];
+        Err(format!("extent {extent} has {used} pages in use, {counted} are counted"))
     }
 
     /// Counts the room of a run, and notes its length.
