@@ -217,7 +217,7 @@ fn below_sixty_percent_or_a_fifth_above_the_target_nothing_waits() {
         let mut throttle = WriteThrottle::new();
         let mut delay =
             |dirty, blocks| throttle.delay(Instant(0), dirty, target, 1000, blocks, 1.0);
-        for dirty in 0..free {
+        for dirty in 0..=free {
             assert_eq!(delay(dirty, 1_000_000), Duration::ZERO, "{dirty}, target {target}");
         }
         delay(free + 1, 1_000_000);
