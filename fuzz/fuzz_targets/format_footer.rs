@@ -4,27 +4,27 @@
 
 use forebay_block::VolumeId;
 use forebay_format::{
-    Entry, EntryKind, FOOTER_TRAILER_BYTES, Footer, Lsn, SegmentSeq, StoreUnit, decode_footer,
-    decode_footer_trailer, encode_footer, footer_bytes,
+    Entry, EntryKind, FOOTER_TRAILER_BYTES, Footer, Lsn, SegmentSeq, StoreUnit, cells_of,
+    decode_footer, decode_footer_trailer, encode_footer, footer_bytes,
 };
 use forebay_fuzz::{change, reseal};
 use libfuzzer_sys::fuzz_target;
 
-fn sound(count: usize) -> Vec<u8> {
+fn sound(count: usize, unit_entries: bool) -> Vec<u8> {
     let entries: Vec<Entry> = (0..count)
         .map(|i| Entry {
             volume: VolumeId(1),
             block: i as u64,
             kind: EntryKind::Lz4,
             dirty: false,
-            first: i % 2 == 0,
-            offset: 4096,
+            first: i % 4 == 0,
+            offset: 3 * 4096,
             len: 64,
             count: 1,
             crc: 0,
             shared: (i % 3 == 0).then_some(i as u16),
             base: None,
-            stored: (i % 3 == 1).then_some(StoreUnit { extent: i as u32, page: 4 }),
+            stored: (i % 3 > 0).then_some(StoreUnit { extent: i as u32 / 3, page: 4 }),
         })
         .collect();
     let footer = Footer {
@@ -32,14 +32,15 @@ fn sound(count: usize) -> Vec<u8> {
         shard: 2,
         seq: SegmentSeq(3),
         first_lsn: Lsn(10),
-        last_lsn: Lsn(9 + count.div_ceil(2) as u64),
+        last_lsn: Lsn(9 + count.div_ceil(4) as u64),
         last_crc: 4,
         first_prev_crc: 5,
         start: SegmentSeq(2),
         clean: Lsn(1),
         entries: count as u32,
+        unit_entries,
     };
-    let mut bytes = vec![0; footer_bytes(count)];
+    let mut bytes = vec![0; footer_bytes(cells_of(&entries, unit_entries))];
     encode_footer(&mut bytes, &footer, &entries);
     bytes
 }
@@ -48,7 +49,7 @@ fuzz_target!(|data: &[u8]| {
     let _ = decode_footer_trailer(data);
     let _ = decode_footer(data);
     let Some((count, changes)) = data.split_first() else { return };
-    let mut bytes = sound(usize::from(*count));
+    let mut bytes = sound(usize::from(*count), count % 2 == 0);
     let trailer_at = bytes.len() - FOOTER_TRAILER_BYTES;
     let (front, trailer) = bytes.split_at_mut(trailer_at);
     // Half of the changes go to the entries, half to the trailer.
@@ -59,7 +60,7 @@ fuzz_target!(|data: &[u8]| {
     trailer[20..24].copy_from_slice(&crc_fast::crc32_iscsi(front).to_le_bytes());
     reseal(trailer);
     if let Ok((footer, entries)) = decode_footer(&bytes) {
-        let mut again = vec![0xee; footer_bytes(entries.len())];
+        let mut again = vec![0xee; footer_bytes(cells_of(&entries, footer.unit_entries))];
         encode_footer(&mut again, &footer, &entries);
         // With a changed count it may be a shorter footer, at the end of the bytes.
         assert!(bytes.ends_with(&again));

@@ -27,6 +27,7 @@ fn sound(log_segments: Option<u32>) -> Superblock {
         device_size: 1 << 30,
         shards: vec![ShardArea { offset: AREA_OFFSET, len: 64 << 20 }],
         log_segments,
+        unit_entries: log_segments == Some(9),
         volumes: vec![volume(0), volume(1)],
         clean: false,
         created_unix: 5,
@@ -36,7 +37,8 @@ fn sound(log_segments: Option<u32>) -> Superblock {
 fuzz_target!(|data: &[u8]| {
     let whole = Superblock::decode(data);
     let mut bytes = vec![0; SUPERBLOCK_BYTES];
-    sound(data.first().is_some_and(|byte| byte % 2 == 1).then_some(8)).encode(&mut bytes);
+    let log_segments = [None, Some(8), Some(9)][data.first().map_or(0, |byte| byte % 3) as usize];
+    sound(log_segments).encode(&mut bytes);
     let (to_head, to_volumes) = data.split_at(data.len() / 2);
     change(&mut bytes[..160], to_head);
     change(&mut bytes[VOLUMES_AT..][..1024], to_volumes);

@@ -31,11 +31,6 @@ impl<'a> Reader<'a> {
         self.at
     }
 
-    /// Whether all bytes have been read.
-    pub(crate) fn is_at_end(&self) -> bool {
-        self.bytes.is_empty()
-    }
-
     pub(crate) fn take(&mut self, len: usize) -> Result<&'a [u8], FormatError> {
         ensure_min("bytes left for a field", self.at, self.bytes.len() as u64, len as u64)?;
         let (head, rest) = self.bytes.split_at(len);
@@ -75,20 +70,10 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads and checks a structure's prefix: magic number, CRC over `covered` (the whole
-    /// structure) and version, in this order, so that garbage is not mistaken for a later version.
+    /// Reads and checks the prefix of a structure that exists in versions up to `newest`: magic
+    /// number, CRC over `covered` (the whole structure) and version, in this order, so that garbage
+    /// is not mistaken for a later version. Returns CRC and version.
     pub(crate) fn prefix(
-        &mut self,
-        what: &'static str,
-        magic: u64,
-        covered: &[u8],
-    ) -> Result<u32, FormatError> {
-        self.prefix_of(what, magic, covered, FORMAT_VERSION).map(|(crc, _)| crc)
-    }
-
-    /// Does the same for a structure that exists in several versions, up to `newest`. Returns CRC
-    /// and version.
-    pub(crate) fn prefix_of(
         &mut self,
         what: &'static str,
         magic: u64,
@@ -176,13 +161,9 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Writes a structure's prefix; [`seal`] fills in its CRC once the rest is written.
-    pub(crate) fn prefix(&mut self, magic: u64) {
-        self.prefix_of(magic, FORMAT_VERSION);
-    }
-
-    /// Does the same for a structure of this version.
-    pub(crate) fn prefix_of(&mut self, magic: u64, version: u16) {
+    /// Writes the prefix of a structure of this version; [`seal`] fills in its CRC once the rest is
+    /// written.
+    pub(crate) fn prefix(&mut self, magic: u64, version: u16) {
         self.u64(magic);
         self.u32(0);
         self.u16(version);

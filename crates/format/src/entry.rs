@@ -1,11 +1,11 @@
 //! One entry of a record: a statement about a block, or about a range of blocks.
 //!
-//! An entry refers to its payload by offset in the segment, so an entry has the same 24 bytes in a
-//! footer as in a record. A block that equals one written before has no payload of its own: its
-//! entry refers to the older payload, and to the segment of that by its distance in segments. A
-//! block stored against another one refers to the other's payload in the same way, in addition to
-//! its own. A block in the store has its payload outside of the log: its entry refers to it by the
-//! number of its extent.
+//! An entry refers to its payload by offset in the segment, so an entry has the same bytes in a
+//! footer as in a record: 24, or less in a [unit entry](crate::table). A block that equals one
+//! written before has no payload of its own: its entry refers to the older payload, and to the
+//! segment of that by its distance in segments. A block stored against another one refers to the
+//! other's payload in the same way, in addition to its own. A block in the store has its payload
+//! outside of the log: its entry refers to it by the number of its extent.
 
 use forebay_block::{BLOCK_SIZE, VolumeId};
 
@@ -21,7 +21,7 @@ pub const VOLUME_BLOCKS_MAX: u64 = 1 << 40;
 pub(crate) const PACKED_ALIGN: u32 = 8;
 
 const FLAG_DIRTY: u8 = 1;
-const FLAG_FIRST: u8 = 2;
+pub(crate) const FLAG_FIRST: u8 = 2;
 const FLAG_SHARED: u8 = 4;
 /// Two bits with the kind of a named base, as a number below; zero if there is no base.
 const BASE_KIND_SHIFT: u32 = 3;
@@ -161,10 +161,7 @@ impl Entry {
     }
 
     pub(crate) fn put(&self, w: &mut Writer<'_>) {
-        let low = self.block & u64::from(u32::MAX);
-        w.u8(self.volume.0);
-        w.u32(u32::try_from(low).expect("32 bits are left"));
-        w.u8(u8::try_from(self.block >> 32).expect("a block number has 40 bits"));
+        put_block(w, self.volume, self.block);
         w.u8(self.kind as u8);
         w.u8((u8::from(self.dirty) * FLAG_DIRTY)
             | (u8::from(self.first) * FLAG_FIRST)
@@ -182,8 +179,7 @@ impl Entry {
     /// Reads an entry, and checks everything that does not depend on the position of its record.
     pub(crate) fn take(r: &mut Reader<'_>) -> Result<Self, FormatError> {
         let at = r.at();
-        let volume = VolumeId(r.u8()?);
-        let block = u64::from(r.u32()?) | (u64::from(r.u8()?) << 32);
+        let (volume, block) = take_block(r)?;
         let number = r.u8()?;
         ensure_kind(number, at)?;
         let kind = EntryKind::from_number(number).expect("the number was checked");
@@ -268,6 +264,20 @@ impl Entry {
             _ => ensure_max("blocks covered", at + 14, count, 1),
         }
     }
+}
+
+/// Encodes a block's volume and number, in six bytes.
+pub(crate) fn put_block(w: &mut Writer<'_>, volume: VolumeId, block: u64) {
+    let low = block & u64::from(u32::MAX);
+    w.u8(volume.0);
+    w.u32(u32::try_from(low).expect("32 bits are left"));
+    w.u8(u8::try_from(block >> 32).expect("a block number has 40 bits"));
+}
+
+/// Decodes a block's volume and number.
+pub(crate) fn take_block(r: &mut Reader<'_>) -> Result<(VolumeId, u64), FormatError> {
+    let volume = VolumeId(r.u8()?);
+    Ok((volume, u64::from(r.u32()?) | (u64::from(r.u8()?) << 32)))
 }
 
 impl NamedBase {

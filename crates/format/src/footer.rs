@@ -7,19 +7,23 @@
 //! marked first begins a record, so the n-th of them belongs to the n-th LSN.
 
 use crate::bytes::{PREFIX_BYTES, Reader, Writer, crc32c, ensure_len, magic, seal};
-use crate::entry::{ENTRY_BYTES, Entry};
+use crate::entry::Entry;
 use crate::error::{FormatError, ensure_eq, ensure_max, ensure_min};
+use crate::table::{CELL_BYTES, ENTRY_CELLS, Entries, TableLen, cells_of, put_entries, version_of};
 use crate::{Lsn, PAGE, SEGMENT_SIZE_MAX, SegmentSeq};
 
 /// Length of the trailer at the end of the segment's last page, in bytes.
 pub const FOOTER_TRAILER_BYTES: usize = 128;
-/// Maximum number of entries: the longest segment cannot have held more.
-pub const FOOTER_ENTRIES_MAX: usize = SEGMENT_SIZE_MAX as usize / (2 * ENTRY_BYTES);
+/// Maximum length of the entries, in cells: the longest segment cannot have held more, since its
+/// records have them, too.
+const CELLS_MAX: usize = SEGMENT_SIZE_MAX as usize / (2 * CELL_BYTES);
 
 const MAGIC: u64 = magic(b"ForebayF");
 /// Offset of the entry count in the trailer.
 const COUNT_AT: usize = PREFIX_BYTES + 2;
-const RESERVED_BYTES: usize = 48;
+/// Offset of the length of the entries in the trailer, in cells; zero without unit entries.
+const CELLS_AT: usize = PREFIX_BYTES + 2 + 4 + 4 + 6 * 8 + 2 * 4;
+const RESERVED_BYTES: usize = 44;
 
 /// The fields of a footer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,6 +48,8 @@ pub struct Footer {
     pub clean: Lsn,
     /// Number of entries. [`encode_footer`] sets it from the entries.
     pub entries: u32,
+    /// Whether entries of blocks of one unit are encoded together.
+    pub unit_entries: bool,
 }
 
 impl Footer {
@@ -64,12 +70,28 @@ pub struct FooterTrailer {
     pub bytes: usize,
     /// CRC32C of all bytes before the trailer.
     pub entries_crc: u32,
+    /// Length of the entries, in cells.
+    pub cells: usize,
 }
 
-/// Length in bytes of a footer with `entries` entries, trailer included; a multiple of [`PAGE`].
+impl FooterTrailer {
+    /// The entries of the footer at the end of `bytes`, which have been checked against their CRC.
+    ///
+    /// # Panics
+    /// If `bytes` are fewer than the footer has.
+    #[must_use]
+    pub fn entries<'a>(&self, bytes: &'a [u8]) -> Entries<'a> {
+        let from = bytes.len() - self.bytes;
+        let front = bytes.get(from..).expect("the footer's length was checked");
+        Entries::new(front, 0..self.cells * CELL_BYTES, self.footer.unit_entries)
+    }
+}
+
+/// Length in bytes of a footer whose entries have this length in [cells](cells_of), trailer
+/// included; a multiple of [`PAGE`].
 #[must_use]
-pub fn footer_bytes(entries: usize) -> usize {
-    (entries * ENTRY_BYTES + FOOTER_TRAILER_BYTES).next_multiple_of(PAGE)
+pub fn footer_bytes(cells: usize) -> usize {
+    (cells * CELL_BYTES + FOOTER_TRAILER_BYTES).next_multiple_of(PAGE)
 }
 
 /// Encodes a footer over all of `buf`.
@@ -77,28 +99,25 @@ pub fn footer_bytes(entries: usize) -> usize {
 /// # Panics
 /// If `buf` is not [`footer_bytes`] long, or the footer would not decode.
 pub fn encode_footer(buf: &mut [u8], f: &Footer, entries: &[Entry]) {
-    let bytes = footer_bytes(entries.len());
+    let cells = cells_of(entries, f.unit_entries);
+    let bytes = footer_bytes(cells);
     assert!(buf.len() == bytes, "a footer of {bytes} bytes in a buffer of {}", buf.len());
-    let firsts = entries.iter().filter(|entry| entry.first).count();
-    if let Err(error) = check(f, entries.len()).and_then(|()| check_firsts(f, entries, firsts)) {
+    let checked = check(f, entries.len(), cells).and_then(|()| check_entries(f, entries));
+    if let Err(error) = checked {
         panic!("the footer of {} cannot be encoded: {error}", f.seq);
     }
     let (front, trailer) = buf
         .split_at_mut_checked(bytes - FOOTER_TRAILER_BYTES)
         .expect("a footer has room for its trailer");
-    let padding = front.len() - entries.len() * ENTRY_BYTES;
+    let padding = front.len() - cells * CELL_BYTES;
     let mut w = Writer::new(&mut *front);
-    for (index, entry) in entries.iter().enumerate() {
-        if let Err(error) = entry.check(index * ENTRY_BYTES) {
-            panic!("the footer of {} cannot be encoded: {error}", f.seq);
-        }
-        entry.put(&mut w);
-    }
+    put_entries(&mut w, entries, f.unit_entries);
     w.zeros(padding);
     let entries_crc = crc32c(front);
 
+    let cells = if f.unit_entries { cells } else { 0 };
     let mut w = Writer::new(&mut *trailer);
-    w.prefix(MAGIC);
+    w.prefix(MAGIC, version_of(f.unit_entries));
     w.u16(f.shard);
     w.u32(u32::try_from(entries.len()).expect("the number of entries was checked"));
     w.u32(entries_crc);
@@ -110,6 +129,7 @@ pub fn encode_footer(buf: &mut [u8], f: &Footer, entries: &[Entry]) {
     w.u64(f.clean.0);
     w.u32(f.first_prev_crc);
     w.u32(f.last_crc);
+    w.u32(u32::try_from(cells).expect("the number of cells was checked"));
     w.zeros(RESERVED_BYTES);
     seal(trailer);
 }
@@ -124,12 +144,17 @@ pub fn decode_footer_trailer(last_page: &[u8]) -> Result<FooterTrailer, FormatEr
         .get(last_page.len() - FOOTER_TRAILER_BYTES..)
         .expect("a page is longer than a trailer");
     let mut r = Reader::new(trailer);
-    r.prefix("footer", MAGIC, trailer)?;
+    let (_, version) = r.prefix("footer", MAGIC, trailer, version_of(true))?;
+    let unit_entries = version == version_of(true);
     let (shard, entries, entries_crc) = (r.u16()?, r.u32()?, r.u32()?);
     let (pool, seq) = (r.u64()?, SegmentSeq(r.u64()?));
     let (first_lsn, last_lsn) = (Lsn(r.u64()?), Lsn(r.u64()?));
     let (start, clean) = (SegmentSeq(r.u64()?), Lsn(r.u64()?));
     let (first_prev_crc, last_crc) = (r.u32()?, r.u32()?);
+    let cells = match unit_entries {
+        true => r.u32()? as usize,
+        false => r.reserved(4).map(|()| (entries as usize).saturating_mul(ENTRY_CELLS))?,
+    };
     r.reserved(RESERVED_BYTES)?;
     let footer = Footer {
         pool,
@@ -142,78 +167,52 @@ pub fn decode_footer_trailer(last_page: &[u8]) -> Result<FooterTrailer, FormatEr
         start,
         clean,
         entries,
+        unit_entries,
     };
-    let count = entries as usize;
-    check(&footer, count)?;
-    Ok(FooterTrailer { footer, bytes: footer_bytes(count), entries_crc })
+    check(&footer, entries as usize, cells)?;
+    Ok(FooterTrailer { footer, bytes: footer_bytes(cells), entries_crc, cells })
 }
 
-/// Decodes a whole footer; `bytes` end at the end of the segment.
+/// Decodes a whole footer at the end of `bytes`, which may be longer.
 ///
 /// # Errors
-/// As [`decode_footer_trailer`], and when the entries do not match the trailer.
+/// As [`decode_footer_trailer`], or the damaged entry.
 pub fn decode_footer(bytes: &[u8]) -> Result<(Footer, Vec<Entry>), FormatError> {
-    let (footer, found) = footer_entries(bytes)?;
+    let (FooterTrailer { footer, .. }, found) = footer_entries(bytes)?;
     let mut entries = Vec::with_capacity(footer.entries as usize);
     for entry in found {
         entries.push(entry?);
     }
-    let firsts = entries.iter().filter(|entry| entry.first).count();
-    check_firsts(&footer, &entries, firsts)?;
+    let (found, count) = (entries.len() as u64, u64::from(footer.entries));
+    ensure_eq("entries of a footer", COUNT_AT, count, found)?;
+    check_entries(&footer, &entries)?;
     Ok((footer, entries))
 }
 
-/// Decodes a footer but for its entries, of which the checksum is verified; `bytes` end at the end
-/// of the segment.
+/// Checks a whole footer at the end of `bytes`, except for its entries and their number, which it
+/// returns to be decoded one by one.
 ///
 /// # Errors
-/// As [`decode_footer_trailer`], and when the bytes of the entries do not match the trailer.
-pub fn footer_entries(bytes: &[u8]) -> Result<(Footer, FooterEntries<'_>), FormatError> {
-    let FooterTrailer { footer, bytes: len, entries_crc } = decode_footer_trailer(bytes)?;
+/// As [`decode_footer_trailer`], or damaged bytes of the entries.
+pub fn footer_entries(bytes: &[u8]) -> Result<(FooterTrailer, Entries<'_>), FormatError> {
+    let trailer = decode_footer_trailer(bytes)?;
+    let FooterTrailer { bytes: len, entries_crc, cells, .. } = trailer;
     ensure_len(bytes, len)?;
     let front = bytes
         .get(bytes.len() - len..bytes.len() - FOOTER_TRAILER_BYTES)
         .expect("the footer's length was checked");
     ensure_eq("CRC of the entries", 0, u64::from(crc32c(front)), u64::from(entries_crc))?;
     let mut r = Reader::new(front);
-    r.take(footer.entries as usize * ENTRY_BYTES)?;
+    r.take(cells * CELL_BYTES)?;
     r.reserved(front.len() - r.at())?;
-    Ok((footer, FooterEntries::of(bytes, footer.entries, 0)))
+    Ok((trailer, trailer.entries(bytes)))
 }
 
-/// The entries of a footer, decoded one at a time.
-#[derive(Clone, Debug)]
-pub struct FooterEntries<'a> {
-    reader: Reader<'a>,
-}
-
-impl<'a> FooterEntries<'a> {
-    /// The entries, without the first `skipped`, of a footer of `entries` entries that
-    /// [`footer_entries`] has verified; `bytes` are the same as there.
-    ///
-    /// # Panics
-    /// If `bytes` are fewer than the footer has.
-    #[must_use]
-    pub fn of(bytes: &'a [u8], entries: u32, skipped: u32) -> Self {
-        let count = entries as usize;
-        let from = bytes.len() - footer_bytes(count);
-        let from = from + skipped.min(entries) as usize * ENTRY_BYTES;
-        let to = bytes.len() - footer_bytes(count) + count * ENTRY_BYTES;
-        let entries = bytes.get(from..to).expect("the footer's length was checked");
-        Self { reader: Reader::new(entries) }
-    }
-}
-
-impl Iterator for FooterEntries<'_> {
-    type Item = Result<Entry, FormatError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        (!self.reader.is_at_end()).then(|| Entry::take(&mut self.reader))
-    }
-}
-
-fn check(f: &Footer, count: usize) -> Result<(), FormatError> {
-    let (found, most) = (count as u64, FOOTER_ENTRIES_MAX as u64);
+/// Checks the fields against each other; used by encoder and decoder.
+fn check(f: &Footer, count: usize, cells: usize) -> Result<(), FormatError> {
+    let cells_at = if f.unit_entries { CELLS_AT } else { COUNT_AT };
+    ensure_max("cells of a footer", cells_at, cells as u64, CELLS_MAX as u64)?;
+    let (found, most) = (count as u64, cells as u64);
     ensure_max("entries of a footer", COUNT_AT, found, most)?;
     let (first, last) = (f.first_lsn.0, f.last_lsn.0);
     ensure_min("first LSN", 40, first, 1)?;
@@ -224,13 +223,19 @@ fn check(f: &Footer, count: usize) -> Result<(), FormatError> {
     ensure_min("entries of a footer", COUNT_AT, found, f.records())
 }
 
-/// Checks that every record begins with an entry marked first, and no entry precedes the first
-/// record.
-fn check_firsts(f: &Footer, entries: &[Entry], firsts: usize) -> Result<(), FormatError> {
+/// Checks each entry, and that the entries begin with the first entry of a record, and have as many
+/// of them as the footer has records.
+fn check_entries(f: &Footer, entries: &[Entry]) -> Result<(), FormatError> {
+    let mut len = TableLen::new(f.unit_entries);
+    for entry in entries {
+        let at = len.cells() * CELL_BYTES;
+        len.push_entry(entry);
+        entry.check(at)?;
+    }
+    let firsts = entries.iter().filter(|entry| entry.first).count();
     ensure_eq("entries marked first", COUNT_AT, firsts as u64, f.records())?;
     let begins = entries.first().is_none_or(|entry| entry.first);
     ensure_eq("first-entry flag of the first entry", 7, u64::from(begins), 1)
 }
 
-const _: () =
-    assert!(PREFIX_BYTES + 2 + 4 + 4 + 6 * 8 + 2 * 4 + RESERVED_BYTES == FOOTER_TRAILER_BYTES);
+const _: () = assert!(CELLS_AT + 4 + RESERVED_BYTES == FOOTER_TRAILER_BYTES);

@@ -17,27 +17,32 @@ mod error;
 mod footer;
 mod record;
 mod superblock;
+mod table;
 
 use std::fmt;
 
 pub use entry::{ENTRY_BYTES, Entry, EntryKind, NamedBase, StoreUnit, VOLUME_BLOCKS_MAX};
 pub use error::{FormatError, Rule};
 pub use footer::{
-    FOOTER_ENTRIES_MAX, FOOTER_TRAILER_BYTES, Footer, FooterEntries, FooterTrailer, decode_footer,
-    decode_footer_trailer, encode_footer, footer_bytes, footer_entries,
+    FOOTER_TRAILER_BYTES, Footer, FooterTrailer, decode_footer, decode_footer_trailer,
+    encode_footer, footer_bytes, footer_entries,
 };
 pub use record::{
-    RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES, Record, RecordHeader, decode_record, encode_record,
+    RECORD_CELLS_MAX, RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES, Record, RecordHeader, decode_record,
+    encode_record,
 };
 pub use superblock::{
     ANNOUNCEMENT_OFFSET, AREA_OFFSET, IDENTITY_BYTES_MAX, SHARD_AREAS, SUPERBLOCK_BYTES,
     SUPERBLOCK_OFFSETS, ShardArea, Superblock, VolumeRecord, newest,
 };
 
+pub use table::{CELL_BYTES, ENTRY_CELLS, Entries, Mapped, TableLen, TablePosition, cells_of};
+
 /// Length of a page of the log in bytes, the unit of its reads and writes. Page writes are not
 /// assumed to be atomic: the CRCs detect torn ones.
 pub const PAGE: usize = 4096;
-/// Version of all structures; a structure of another version is rejected.
+/// First version of all structures. What a later one added raised the version of a structure that
+/// has it; a structure of an unknown version is rejected.
 pub const FORMAT_VERSION: u16 = 1;
 /// Minimum length of a segment in bytes: a record of two pages, a footer of one, and one to spare.
 pub const SEGMENT_SIZE_MIN: u32 = 4 * PAGE as u32;

@@ -9,15 +9,19 @@
 use crate::bytes::{PREFIX_BYTES, Reader, Writer, check_magic, ensure_len, magic, seal};
 use crate::entry::{ENTRY_BYTES, Entry};
 use crate::error::{FormatError, ensure_eq, ensure_max, ensure_min};
+use crate::table::{CELL_BYTES, ENTRY_CELLS, Entries, TableLen, cells_of, put_entries, version_of};
 use crate::{Lsn, PAGE, SEGMENT_SIZE_MAX, SegmentSeq};
 
 /// Length of a record's header before its entries, in bytes.
 pub const RECORD_HEADER_BYTES: usize = 96;
-/// Maximum number of entries in the header page.
+/// Maximum length of the entries in the header page, in cells.
+pub const RECORD_CELLS_MAX: usize = (PAGE - RECORD_HEADER_BYTES) / CELL_BYTES;
+/// Maximum number of entries in the header page, if no two of them are encoded together.
 pub const RECORD_ENTRIES_MAX: usize = (PAGE - RECORD_HEADER_BYTES) / ENTRY_BYTES;
 
 const MAGIC: u64 = magic(b"ForebayR");
-/// Offset of the entry count, which determines the bytes that the CRC covers.
+/// Offset of the field that determines the bytes that the CRC covers: the number of entries or, in
+/// a record with unit entries, their cells.
 const COUNT_AT: usize = PREFIX_BYTES + 2;
 const RESERVED_BYTES: usize = 16;
 
@@ -46,6 +50,8 @@ pub struct RecordHeader {
     pub start: SegmentSeq,
     /// Number of the server run that wrote the record.
     pub epoch: u32,
+    /// Whether entries of blocks of one unit are encoded together.
+    pub unit_entries: bool,
 }
 
 /// A decoded record, without its payloads.
@@ -66,16 +72,21 @@ pub struct Record {
 /// If the record would not decode: the page is too short, there are no entries or too many, or
 /// [`decode_record`] would reject an entry.
 pub fn encode_record(page: &mut [u8], h: &RecordHeader, entries: &[Entry]) -> u32 {
-    let covered = RECORD_HEADER_BYTES + entries.len() * ENTRY_BYTES;
+    let firsts = entries.iter().enumerate();
+    let entries: Vec<Entry> =
+        firsts.map(|(index, entry)| Entry { first: index == 0, ..*entry }).collect();
+    let cells = cells_of(&entries, h.unit_entries);
+    let covered = RECORD_HEADER_BYTES + cells * CELL_BYTES;
     assert!(page.len() >= PAGE, "a record's header needs a page, not {} bytes", page.len());
-    if let Err(error) = check(h, entries.iter(), entries.len()) {
+    if let Err(error) = check(h, &entries, cells) {
         panic!("{} cannot be encoded: {error}", h.lsn);
     }
+    let count = if h.unit_entries { cells } else { entries.len() };
     let bytes = page.get_mut(..covered).expect("the entries were checked to fit a page");
     let mut w = Writer::new(bytes);
-    w.prefix(MAGIC);
+    w.prefix(MAGIC, version_of(h.unit_entries));
     w.u16(h.shard);
-    w.u16(u16::try_from(entries.len()).expect("the entries were checked to fit a page"));
+    w.u16(u16::try_from(count).expect("the entries were checked to fit a page"));
     w.u16(h.pages);
     w.u32(h.at);
     w.u64(h.pool);
@@ -87,9 +98,7 @@ pub fn encode_record(page: &mut [u8], h: &RecordHeader, entries: &[Entry]) -> u3
     w.u32(h.prev_crc);
     w.u32(h.epoch);
     w.zeros(RESERVED_BYTES);
-    for (index, entry) in entries.iter().enumerate() {
-        Entry { first: index == 0, ..*entry }.put(&mut w);
-    }
+    put_entries(&mut w, &entries, h.unit_entries);
     seal(bytes)
 }
 
@@ -102,46 +111,61 @@ pub fn decode_record(page: &[u8]) -> Result<Record, FormatError> {
     ensure_len(page, PAGE)?;
     let page = page.get(..PAGE).unwrap_or(page);
     check_magic("record", Reader::new(page).u64()?, MAGIC, page)?;
-    let mut count = Reader::new(page);
-    count.take(COUNT_AT)?;
-    let count = usize::from(count.u16()?);
-    ensure_count(count)?;
-    let covered = page.get(..RECORD_HEADER_BYTES + count * ENTRY_BYTES).unwrap_or(page);
+    let mut field = Reader::new(page);
+    field.take(PREFIX_BYTES - 2)?;
+    let version = field.u16()?;
+    field.take(COUNT_AT - PREFIX_BYTES)?;
+    let count = usize::from(field.u16()?);
+    let unit_entries = version == version_of(true);
+    let cells = if unit_entries { count } else { count * ENTRY_CELLS };
+    ensure_fits(cells)?;
+    let covered = page.get(..RECORD_HEADER_BYTES + cells * CELL_BYTES).unwrap_or(page);
 
     let mut r = Reader::new(page);
-    let crc = r.prefix("record", MAGIC, covered)?;
+    let (crc, _) = r.prefix("record", MAGIC, covered, version_of(true))?;
     let (shard, _count, pages, at) = (r.u16()?, r.u16()?, r.u16()?, r.u32()?);
     let (pool, seq, lsn) = (r.u64()?, SegmentSeq(r.u64()?), Lsn(r.u64()?));
     let (durable, clean, start) = (Lsn(r.u64()?), Lsn(r.u64()?), SegmentSeq(r.u64()?));
     let (prev_crc, epoch) = (r.u32()?, r.u32()?);
     r.reserved(RESERVED_BYTES)?;
-    let header =
-        RecordHeader { pool, shard, seq, lsn, at, prev_crc, pages, durable, clean, start, epoch };
+    let header = RecordHeader {
+        pool,
+        shard,
+        seq,
+        lsn,
+        at,
+        prev_crc,
+        pages,
+        durable,
+        clean,
+        start,
+        epoch,
+        unit_entries,
+    };
+    let table = RECORD_HEADER_BYTES..covered.len();
     let mut entries = Vec::with_capacity(count);
-    for index in 0..count {
-        let entry = Entry::take(&mut r)?;
-        let first = index == 0;
-        let flag_at = r.at() - ENTRY_BYTES + 7;
-        ensure_eq("first-entry flag", flag_at, u64::from(entry.first), u64::from(first))?;
+    let mut found = Entries::new(covered, table, unit_entries);
+    let mut flags_at = found.offset() + 7;
+    while let Some(entry) = found.next() {
+        let entry = entry?;
+        let first = u64::from(entries.is_empty());
+        ensure_eq("first-entry flag", flags_at, u64::from(entry.first), first)?;
         entries.push(entry);
+        flags_at = found.offset() + 7;
     }
-    check(&header, entries.iter(), count)?;
+    check(&header, &entries, cells)?;
     Ok(Record { header, entries, crc })
 }
 
-fn ensure_count(count: usize) -> Result<(), FormatError> {
-    let (found, most) = (count as u64, RECORD_ENTRIES_MAX as u64);
-    ensure_min("entries of a record", COUNT_AT, found, 1)?;
-    ensure_max("entries of a record", COUNT_AT, found, most)
+fn ensure_fits(cells: usize) -> Result<(), FormatError> {
+    let (found, most) = (cells as u64, RECORD_CELLS_MAX as u64);
+    ensure_min("cells of a record's entries", COUNT_AT, found, ENTRY_CELLS as u64)?;
+    ensure_max("cells of a record's entries", COUNT_AT, found, most)
 }
 
 /// Checks header and entries against each other; used by encoder and decoder.
-fn check<'a>(
-    h: &RecordHeader,
-    entries: impl Iterator<Item = &'a Entry>,
-    count: usize,
-) -> Result<(), FormatError> {
-    ensure_count(count)?;
+fn check(h: &RecordHeader, entries: &[Entry], cells: usize) -> Result<(), FormatError> {
+    ensure_fits(cells)?;
     ensure_eq("record's offset within a page", 20, u64::from(h.at) % PAGE as u64, 0)?;
     ensure_min("pages of a record", 18, u64::from(h.pages), 1)?;
     let end = u64::from(h.at) + u64::from(h.pages) * PAGE as u64;
@@ -152,9 +176,11 @@ fn check<'a>(
     ensure_max("LSN", 40, h.lsn.0, u64::MAX - 1)?;
     ensure_max("durable LSN", 48, h.durable.0, h.lsn.0 - 1)?;
     ensure_max("oldest live segment", 64, h.start.0, h.seq.0)?;
-    let payloads = u64::from(h.at) + (RECORD_HEADER_BYTES + count * ENTRY_BYTES) as u64;
-    for (index, entry) in entries.enumerate() {
-        let at = RECORD_HEADER_BYTES + index * ENTRY_BYTES;
+    let payloads = u64::from(h.at) + (RECORD_HEADER_BYTES + cells * CELL_BYTES) as u64;
+    let mut len = TableLen::new(h.unit_entries);
+    for entry in entries {
+        let at = RECORD_HEADER_BYTES + len.cells() * CELL_BYTES;
+        len.push_entry(entry);
         entry.check(at)?;
         let (start, stop) = (u64::from(entry.offset), entry.payload_end());
         if entry.has_own_payload() {
@@ -181,4 +207,4 @@ fn check_older(h: &RecordHeader, at: usize, back: u16, end: u64) -> Result<(), F
 
 const _: () =
     assert!(PREFIX_BYTES + 2 + 2 + 2 + 4 + 6 * 8 + 2 * 4 + RESERVED_BYTES == RECORD_HEADER_BYTES);
-const _: () = assert!(RECORD_HEADER_BYTES + RECORD_ENTRIES_MAX * ENTRY_BYTES <= PAGE);
+const _: () = assert!(RECORD_HEADER_BYTES + RECORD_CELLS_MAX * CELL_BYTES <= PAGE);

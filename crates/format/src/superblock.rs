@@ -45,6 +45,8 @@ const VOLUMES_COUNT_AT: usize = HEAD_USED - 6;
 const LOG_SEGMENTS_AT: usize = HEAD_USED - 4;
 /// Version of a superblock whose areas have a store; without one, it is [`FORMAT_VERSION`].
 const VERSION_WITH_STORE: u16 = 2;
+/// The same, if records and footers may have unit entries.
+const VERSION_WITH_UNITS: u16 = 3;
 
 const FLAG_CLEAN: u16 = 1;
 const FLAG_FINGERPRINT: u8 = 1;
@@ -70,6 +72,9 @@ pub struct Superblock {
     /// Number of segments of each area that are its log, if the rest of the area is its store. If
     /// `None`, all of it is the log.
     pub log_segments: Option<u32>,
+    /// Whether records and footers may have unit entries, which earlier builds do not know; only
+    /// with a store.
+    pub unit_entries: bool,
     /// The volumes, in ascending order of their IDs.
     pub volumes: Vec<VolumeRecord>,
     /// Whether the server was stopped in order.
@@ -113,7 +118,7 @@ impl Superblock {
             panic!("the superblock cannot be encoded: {error}");
         }
         let mut w = Writer::new(&mut *out);
-        w.prefix_of(MAGIC, self.version());
+        w.prefix(MAGIC, self.version());
         w.u16(u16::from(self.clean) * FLAG_CLEAN);
         w.u64(self.pool);
         w.put(&self.uuid);
@@ -146,7 +151,11 @@ impl Superblock {
 
     /// Version of the encoded superblock.
     fn version(&self) -> u16 {
-        if self.log_segments.is_some() { VERSION_WITH_STORE } else { FORMAT_VERSION }
+        match (self.log_segments, self.unit_entries) {
+            (None, _) => FORMAT_VERSION,
+            (Some(_), false) => VERSION_WITH_STORE,
+            (Some(_), true) => VERSION_WITH_UNITS,
+        }
     }
 
     /// Decodes and checks one copy.
@@ -158,7 +167,7 @@ impl Superblock {
         ensure_len(bytes, SUPERBLOCK_BYTES)?;
         let bytes = bytes.get(..SUPERBLOCK_BYTES).unwrap_or(bytes);
         let mut r = Reader::new(bytes);
-        let (_, version) = r.prefix_of("superblock", MAGIC, bytes, VERSION_WITH_STORE)?;
+        let (_, version) = r.prefix("superblock", MAGIC, bytes, VERSION_WITH_UNITS)?;
         let flags = r.u16()?;
         ensure_eq("unknown flags", r.at() - 2, u64::from(flags & !FLAG_CLEAN), 0)?;
         let (pool, uuid, generation) = (r.u64()?, r.array()?, r.u64()?);
@@ -173,7 +182,7 @@ impl Superblock {
             u64::from(if version == FORMAT_VERSION { log_segments } else { 0 }),
             0,
         )?;
-        let log_segments = (version == VERSION_WITH_STORE).then_some(log_segments);
+        let log_segments = (version > FORMAT_VERSION).then_some(log_segments);
         r.reserved(HEAD_BYTES - r.at())?;
         let mut shards = Vec::with_capacity(shard_count);
         for _ in 0..shard_count {
@@ -194,6 +203,7 @@ impl Superblock {
             device_size,
             shards,
             log_segments,
+            unit_entries: version == VERSION_WITH_UNITS,
             volumes,
             clean: flags & FLAG_CLEAN != 0,
             created_unix,
@@ -209,6 +219,8 @@ impl Superblock {
     /// The first invalid field.
     pub fn check(&self) -> Result<(), FormatError> {
         check_counts(self.shards.len(), self.volumes.len())?;
+        let without = u64::from(self.unit_entries && self.log_segments.is_none());
+        ensure_eq("unit entries without a store", PREFIX_BYTES - 2, without, 0)?;
         let segment = u64::from(self.segment_size);
         let (least, most) = (u64::from(SEGMENT_SIZE_MIN), u64::from(SEGMENT_SIZE_MAX));
         ensure_min("segment size", 52, segment, least)?;

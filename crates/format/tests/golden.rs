@@ -77,10 +77,37 @@ fn a_block_in_the_store_is_as_its_first_version_wrote_it() {
 }
 
 #[test]
-fn a_superblock_with_a_store_is_of_the_second_version() {
-    let mut bytes = vec![0xff; SUPERBLOCK_BYTES];
-    common::superblock_with_store().encode(&mut bytes);
-    assert_golden("stored_superblock", include_str!("golden/stored_superblock.hex"), &bytes);
-    assert_eq!(bytes[12], 2);
-    assert_eq!(Superblock::decode(&bytes), Ok(common::superblock_with_store()));
+fn blocks_of_a_unit_are_as_they_were_first_written_together() {
+    let golden = include_str!("golden/unit.hex");
+    assert_golden("unit", golden, &common::page_of(&common::unit(), true));
+    let record = decode_record(&undump(golden, PAGE)).expect("a golden record is sound");
+    assert_eq!((record.header.unit_entries, record.entries), (true, common::unit()));
+    let golden = include_str!("golden/unit_footer.hex");
+    let (footer, bytes) = common::unit_footer(true);
+    assert_golden("unit_footer", golden, &bytes);
+    assert_eq!(decode_footer(&undump(golden, PAGE)), Ok((footer, common::unit())));
+}
+
+/// Where the superblock is of version 2, each block of a unit has an entry of its own.
+#[test]
+fn blocks_of_a_unit_are_written_apart_as_before() {
+    let golden = include_str!("golden/unit_apart.hex");
+    assert_golden("unit_apart", golden, &common::page_of(&common::unit(), false));
+    let record = decode_record(&undump(golden, PAGE)).expect("a golden record is sound");
+    assert_eq!((record.header.unit_entries, record.entries), (false, common::unit()));
+}
+
+#[test]
+fn a_superblock_with_a_store_is_of_the_second_version_or_the_third() {
+    for (unit_entries, name, version, golden) in [
+        (false, "stored_superblock", 2, include_str!("golden/stored_superblock.hex")),
+        (true, "unit_superblock", 3, include_str!("golden/unit_superblock.hex")),
+    ] {
+        let superblock = Superblock { unit_entries, ..common::superblock_with_store() };
+        let mut bytes = vec![0xff; SUPERBLOCK_BYTES];
+        superblock.encode(&mut bytes);
+        assert_golden(name, golden, &bytes);
+        assert_eq!(bytes[12], version);
+        assert_eq!(Superblock::decode(&bytes), Ok(superblock));
+    }
 }

@@ -97,10 +97,10 @@ fn blank_and_foreign_bytes_are_told_from_damage() {
 #[test]
 fn structures_of_another_version_are_refused() {
     let mut page = common::record_page();
-    page[12] = 2;
+    page[12] = 3;
     reseal(&mut page[..RECORD_HEADER_BYTES + 5 * ENTRY_BYTES]);
     assert_eq!(invalid(decode_record(&page)), ("format version", 12));
-    for version in [0, 3] {
+    for version in [0, 4] {
         let mut bytes = common::superblock_bytes();
         bytes[12] = version;
         reseal(&mut bytes);
@@ -108,7 +108,7 @@ fn structures_of_another_version_are_refused() {
     }
     let mut page = common::footer_page();
     let trailer = PAGE - FOOTER_TRAILER_BYTES;
-    page[trailer + 12] = 2;
+    page[trailer + 12] = 3;
     reseal(&mut page[trailer..]);
     assert_eq!(invalid(decode_footer(&page)), ("format version", 12));
 }
@@ -187,6 +187,67 @@ fn each_field_of_a_base_is_checked() {
     }
 }
 
+/// The same for a record with a unit entry, and a mapping of its first block after it.
+const UNIT_FIELDS: [(&str, usize, &[u8], usize); 18] = [
+    ("a unit entry in a record without", 12, &[1, 0, 2, 1, 2], 96 + 6),
+    ("cells of less than an entry", 16, &[2], 16),
+    ("more cells than fit", 16, &[0xf5, 1], 16),
+    ("cells that end in an entry", 16, &[7], 96 + 40 + 14),
+    ("the first kind that there is not", 96 + 6, &[11], 96 + 6),
+    ("a dirty unit", 96 + 7, &[3], 96 + 7),
+    ("first entry not marked", 96 + 7, &[0], 96 + 7),
+    ("a unit of one block", 96 + 11, &[1], 96 + 11),
+    ("a unit of five blocks", 96 + 11, &[5], 96 + 11),
+    ("a page after the longest extent", 96 + 12, &[0, 0x40], 96 + 12),
+    ("a block of no kind", 96 + 16 + 7, &[0], 96 + 20),
+    ("a first block after the first", 96 + 16 + 7, &[5], 96 + 20),
+    ("reserved bits", 96 + 16 + 7, &[0x21], 96 + 20),
+    ("raw payload not of a page", 96 + 20, &[1], 96 + 16 + 8),
+    ("empty compressed payload", 96 + 28, &[0x7e, 2, 0], 96 + 24 + 12),
+    ("compressed payload of a block", 96 + 28, &[0x7e, 2, 0x80], 96 + 24 + 12),
+    ("a block twice", 96 + 24 + 7, &[2], 96 + 28),
+    ("a block of the unit apart", 136 + 1, &[0x9a], 136),
+];
+
+#[test]
+fn each_field_of_a_unit_entry_is_checked() {
+    let sound = common::page_of(&common::unit(), true);
+    let covered = |page: &[u8]| {
+        let cell = if page[12] == 2 { CELL_BYTES } else { ENTRY_BYTES };
+        RECORD_HEADER_BYTES + usize::from(page[16]) * cell
+    };
+    assert_eq!((sound[12], covered(&sound)), (2, 96 + 40 + 24));
+    for (case, at, bytes, error_at) in UNIT_FIELDS {
+        let mut page = sound.clone();
+        page[at..at + bytes.len()].copy_from_slice(bytes);
+        let covered = covered(&page).min(PAGE);
+        reseal(&mut page[..covered]);
+        let (what, at) = invalid(decode_record(&page));
+        assert_eq!(at, error_at, "{case}: {what}");
+    }
+}
+
+#[test]
+fn each_field_of_a_footer_with_a_unit_entry_is_checked() {
+    let trailer_at = PAGE - FOOTER_TRAILER_BYTES;
+    let cases: [(&str, usize, &[u8], usize); 6] = [
+        ("more entries than cells", 16, &[9], 16),
+        ("more entries than there are", 16, &[5], 16),
+        ("fewer cells than there are", 80, &[5], 40),
+        ("more cells than there are", 80, &[9], 64 + 6),
+        ("cells of a footer of the first version", 12, &[1], 80),
+        ("more cells than a segment can have", 80, &[0, 0, 0, 1], 80),
+    ];
+    for (case, at, bytes, error_at) in cases {
+        let (_, mut page) = common::unit_footer(true);
+        let trailer = &mut page[trailer_at..];
+        trailer[at..at + bytes.len()].copy_from_slice(bytes);
+        reseal(trailer);
+        let (what, at) = invalid(decode_footer(&page));
+        assert_eq!(at, error_at, "{case}: {what}");
+    }
+}
+
 #[test]
 fn each_field_of_a_record_is_checked() {
     for (case, at, bytes, error_at) in RECORD_FIELDS.into_iter().chain(ENTRY_FIELDS) {
@@ -258,7 +319,7 @@ fn each_field_of_a_superblock_is_checked() {
     // From the version on, the head of the pool with this number of log segments.
     let log_of = |segments: u32| {
         let mut head = common::superblock_bytes()[12..80].to_vec();
-        head[0] = 2;
+        head[0] = 3;
         head[64..68].copy_from_slice(&segments.to_le_bytes());
         head
     };
@@ -355,15 +416,21 @@ proptest! {
     /// to the same bytes: every record has exactly one encoding.
     #[test]
     fn records_have_one_encoding(
+        of_unit in any::<bool>(),
         changes in prop::collection::vec((12usize..216, any::<u8>()), 1..4),
     ) {
-        let mut page = common::record_page();
+        let mut page = match of_unit {
+            true => common::page_of(&common::unit(), true),
+            false => common::record_page(),
+        };
         changes.iter().for_each(|(at, byte)| page[*at] = *byte);
-        let entries = usize::from(u16::from_le_bytes([page[16], page[17]])).min(RECORD_ENTRIES_MAX);
-        reseal(&mut page[..RECORD_HEADER_BYTES + entries * ENTRY_BYTES]);
+        let count = usize::from(u16::from_le_bytes([page[16], page[17]]));
+        let cells = if page[12] == 2 { count } else { count * ENTRY_CELLS };
+        let covered = RECORD_HEADER_BYTES + cells.min(RECORD_CELLS_MAX) * CELL_BYTES;
+        reseal(&mut page[..covered]);
         if let Ok(record) = decode_record(&page) {
             let mut again = page.clone();
-            again[..RECORD_HEADER_BYTES + entries * ENTRY_BYTES].fill(0);
+            again[..covered].fill(0);
             encode_record(&mut again, &record.header, &record.entries);
             prop_assert_eq!(again, page);
         }

@@ -83,11 +83,35 @@ fn similar_entry() -> impl Strategy<Value = Entry> {
     })
 }
 
-fn entries(max: usize) -> impl Strategy<Value = Vec<Entry>> {
-    prop::collection::vec(
-        prop_oneof![payload_entry(), payload_free_entry(), similar_entry(), stored_entry()],
-        1..=max,
+/// Blocks of two units, mostly in ascending order, so that many are encoded together.
+fn unit_entries() -> impl Strategy<Value = Vec<Entry>> {
+    let block = (payload_entry(), 0u64..5, any::<[bool; 2]>());
+    let blocks = prop::collection::vec(block, 1..7);
+    (blocks, 0..VOLUME_BLOCKS_MAX - 5, 0u32..2040, 0u32..1 << 24).prop_map(
+        |(mut blocks, first, page, extent)| {
+            blocks[1..].sort_by_key(|(_, distance, _)| *distance);
+            let entry = |(entry, distance, [other, volume]): (Entry, u64, [bool; 2])| {
+                let at = entry.offset % (4 * 4096);
+                let other = u32::from(other && distance == 4) * 4;
+                Entry {
+                    volume: VolumeId(u8::from(volume && distance == 2)),
+                    block: first + distance,
+                    offset: (page + other) * 4096 + at,
+                    shared: None,
+                    stored: Some(StoreUnit { extent, page: (at / 4096) as u8 + 1 }),
+                    ..entry
+                }
+            };
+            blocks.into_iter().map(entry).collect()
+        },
     )
+}
+
+fn entries(max: usize) -> impl Strategy<Value = Vec<Entry>> {
+    let alone = prop_oneof![payload_entry(), payload_free_entry(), similar_entry(), stored_entry()];
+    let some = prop_oneof![2 => alone.prop_map(|entry| vec![entry]), 1 => unit_entries()];
+    prop::collection::vec(some, 1..=max)
+        .prop_map(move |some| some.into_iter().flatten().take(max).collect())
 }
 
 fn header() -> impl Strategy<Value = RecordHeader> {
@@ -106,6 +130,7 @@ fn header() -> impl Strategy<Value = RecordHeader> {
                 clean: Lsn(clean),
                 start: SegmentSeq(start % (seq + 1)),
                 epoch,
+                unit_entries: epoch.is_multiple_of(2),
             }
         },
     )
@@ -137,7 +162,7 @@ proptest! {
         let entries: Vec<Entry> = entries.iter().map(|entry| placed(entry, h.seq, h.at)).collect();
         let mut page = vec![0xa5; PAGE];
         let crc = encode_record(&mut page, &h, &entries);
-        let used = RECORD_HEADER_BYTES + entries.len() * ENTRY_BYTES;
+        let used = RECORD_HEADER_BYTES + cells_of(&entries, h.unit_entries) * CELL_BYTES;
         prop_assert!(page[used..].iter().all(|byte| *byte == 0xa5), "wrote past the entries");
         let record = decode_record(&page).expect("just encoded");
         prop_assert_eq!((record.header, record.crc), (h, crc));
@@ -172,8 +197,9 @@ proptest! {
             start: SegmentSeq(numbers[2] % (seq + 1)),
             clean: Lsn(numbers[2]),
             entries: u32::try_from(entries.len()).unwrap(),
+            unit_entries: crcs[0].is_multiple_of(2),
         };
-        let mut bytes = vec![0xa5; footer_bytes(entries.len())];
+        let mut bytes = vec![0xa5; footer_bytes(cells_of(&entries, footer.unit_entries))];
         encode_footer(&mut bytes, &footer, &entries);
         let trailer = decode_footer_trailer(&bytes[bytes.len() - PAGE..]).expect("just encoded");
         prop_assert_eq!((trailer.footer, trailer.bytes), (footer, bytes.len()));
@@ -181,6 +207,15 @@ proptest! {
         let mut segment = vec![0x5a; 3 * PAGE];
         segment.extend_from_slice(&bytes);
         prop_assert_eq!(decode_footer(&bytes).expect("just encoded"), (footer, entries.clone()));
+        // Decoding can go on anywhere.
+        let mut at = TablePosition::default();
+        for (nth, entry) in (1..).zip(&entries) {
+            let mut rest = trailer.entries(&bytes).from(at);
+            prop_assert_eq!(rest.next(), Some(Ok(*entry)));
+            at = rest.position();
+            prop_assert_eq!(at.entries(), nth);
+        }
+        prop_assert_eq!(trailer.entries(&bytes).from(at).next(), None);
         prop_assert_eq!(decode_footer(&segment).expect("just encoded"), (footer, entries));
     }
 
@@ -234,6 +269,7 @@ fn superblock() -> impl Strategy<Value = Superblock> {
                 segment_size,
                 device_size: end + u64::from(epoch),
                 log_segments: fits.then_some(2),
+                unit_entries: fits && epoch.is_multiple_of(2),
                 shards,
                 volumes,
                 clean,

@@ -36,6 +36,7 @@ fn maker(shard: usize, fresh: bool, epoch: u32, ordered: Option<u64>) -> MakeSha
             area: ByteRange::new((1 << 20) + shard as u64 * AREA, AREA),
             segment_size: 128 << 10,
             log_segments: None,
+            unit_entries: true,
             volumes: vec![VolumeConfig {
                 id: VOLUME,
                 size: SIZE,

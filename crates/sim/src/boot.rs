@@ -25,6 +25,9 @@ use crate::world::{Failure, World};
 
 /// Earlier device states kept, to restore one of them later.
 const SNAPSHOTS_MAX: usize = 8;
+/// A cache that keeps the format of an earlier build does so until a start with a number that is a
+/// multiple of this.
+const FORMAT_KEPT: u64 = 3;
 
 /// The steps left before the shards start, or after they have stopped.
 #[derive(Debug)]
@@ -108,6 +111,7 @@ impl World {
             kept_ids: &kept_ids,
             forgotten: &forgotten,
             reset,
+            keeps_format: self.keeps_format(),
             uuid: u128::from(self.setup.seed << 16 | self.pool.made).to_le_bytes(),
             now_unix: 0,
         };
@@ -139,6 +143,7 @@ impl World {
             pool: superblock.pool,
             epoch: superblock.epoch,
             fresh: opened.fresh,
+            unit_entries: superblock.unit_entries,
             discard: discards,
             trust: opened.trust,
             detached: (self.pool.detached.iter())
@@ -152,12 +157,18 @@ impl World {
         self.run_errand();
     }
 
+    /// Whether a pool keeps the format of an earlier build at this start.
+    fn keeps_format(&self) -> bool {
+        self.setup.keeps_format && !self.pool.made.is_multiple_of(FORMAT_KEPT)
+    }
+
     /// Shrinks the segments of a simulated pool below those of a real one.
     fn use_small_geometry(&self, superblock: &mut Superblock) {
         let len = self.setup.segments * u64::from(self.setup.segment_size);
         let area = |i| ShardArea { offset: (1 << 20) + i * len, len };
         superblock.segment_size = self.setup.segment_size;
         superblock.log_segments = self.setup.log_segments;
+        superblock.unit_entries = self.setup.log_segments.is_some() && !self.keeps_format();
         superblock.shards = (0..self.setup.shards as u64).map(area).collect();
     }
 

@@ -60,6 +60,8 @@ pub struct Setup {
     pub segments: u64,
     /// Segments of each shard's log, if it has a store.
     pub log_segments: Option<u32>,
+    /// Whether the first starts keep a cache of an earlier build, without unit entries.
+    pub keeps_format: bool,
     /// RAM of each shard, in bytes.
     pub ram_bytes: u64,
     /// Capacity of each shard's index, in blocks.
@@ -234,6 +236,7 @@ impl Setup {
             segment_size,
             segments,
             log_segments,
+            keeps_format: Rng::new(seed ^ 0x0f02_3a70).percent(25),
             ram_bytes: small_ram.unwrap_or(rng.pick(&[
                 0,
                 16 * KIB,

@@ -51,6 +51,8 @@ pub struct Start {
     pub epoch: u32,
     /// Whether the pool is new.
     pub fresh: bool,
+    /// Whether the log may have unit entries.
+    pub unit_entries: bool,
     /// Whether the cache device takes discards.
     pub discard: bool,
     /// The trust that the witness recorded.
@@ -428,6 +430,7 @@ fn shard_config(
         area: ByteRange::new((1 << 20) + shard as u64 * len, len),
         segment_size: setup.segment_size,
         log_segments: setup.log_segments,
+        unit_entries: start.unit_entries,
         volumes: volumes.collect(),
         ram_bytes: setup.ram_bytes,
         index_blocks: setup.index_blocks,

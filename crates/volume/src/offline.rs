@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use forebay_block::VolumeId;
 use forebay_codec::crc32c;
 use forebay_engine::Key;
-use forebay_engine::survey::{Owner, Survey};
+use forebay_engine::survey::{Owner, SegmentForm, Survey};
 use forebay_format::{
     AREA_OFFSET, Entry, EntryKind, Lsn, PAGE, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, SegmentSeq,
     ShardArea, Superblock, newest,
@@ -145,7 +145,8 @@ impl Examiner {
         let segment = superblock.segment_size as usize;
         let segments = superblock.log_segments_of(&area) as usize;
         let owner = Owner { pool: superblock.pool, shard };
-        let survey = Survey::new(owner, segments, superblock.segment_size);
+        let Superblock { segment_size: size, unit_entries, .. } = *superblock;
+        let survey = Survey::new(owner, segments, SegmentForm { size, unit_entries });
         let removed = superblock.volumes.iter().filter(|volume| is_removed(volume));
         let removed = removed.map(|volume| volume.id).collect();
         Self { shard, area, segment, payloads, removed, survey, problems: Vec::new() }

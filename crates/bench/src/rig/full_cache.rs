@@ -8,8 +8,9 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use forebay_block::VolumeId;
 use forebay_format::{
-    Entry, EntryKind, Footer, Lsn, PAGE, RECORD_ENTRIES_MAX, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS,
-    SegmentSeq, ShardArea, StoreUnit, Superblock, encode_footer, footer_bytes, newest,
+    ENTRY_CELLS, Entry, EntryKind, Footer, Lsn, PAGE, RECORD_ENTRIES_MAX, SUPERBLOCK_BYTES,
+    SUPERBLOCK_OFFSETS, SegmentSeq, ShardArea, StoreUnit, Superblock, cells_of, encode_footer,
+    footer_bytes, newest,
 };
 
 /// One segment of the log in this many stays free.
@@ -50,7 +51,7 @@ fn fill_shard(
     let segments = u64::from(log - log.div_ceil(FREE_ONE_IN));
     let per_segment = pages.div_ceil(segments);
     ensure!(
-        footer_bytes(per_segment as usize) as u64 <= size / 2,
+        footer_bytes(per_segment as usize * ENTRY_CELLS) as u64 <= size / 2,
         "{segments} segments of the log do not hold the entries of {pages} blocks"
     );
     let entry = |i: u64| {
@@ -91,8 +92,9 @@ fn fill_shard(
             start: SegmentSeq(1),
             clean: Lsn(last + 1),
             entries: entries.len() as u32,
+            unit_entries: superblock.unit_entries,
         };
-        let mut bytes = vec![0; footer_bytes(entries.len())];
+        let mut bytes = vec![0; footer_bytes(cells_of(&entries, superblock.unit_entries))];
         encode_footer(&mut bytes, &footer, &entries);
         let end = area.offset + (seq.0 % u64::from(log) + 1) * size;
         file.write_all_at(&bytes, end - bytes.len() as u64)?;

@@ -404,6 +404,8 @@ pub struct ShardConfig {
     /// Number of the area's segments that are the log, if the others are the store; `None` if all
     /// of them are the log.
     pub log_segments: Option<u32>,
+    /// Whether what is written to the log may have [unit entries](forebay_format::cells_of).
+    pub unit_entries: bool,
     /// The volumes.
     pub volumes: Vec<VolumeConfig>,
     /// Size of the RAM tier, in bytes.

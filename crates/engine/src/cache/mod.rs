@@ -114,7 +114,7 @@ impl Cache {
         for volume in &config.volumes {
             contents.set_unit(volume.id, limit::full_stripe_blocks(volume.pace, volume.optimal_io));
         }
-        let builder = Builder::new(config.buffers.clone(), pages_max);
+        let builder = Builder::new(config.buffers.clone(), pages_max, config.unit_entries);
         Self {
             now,
             standing: Standing::new(config.trust, now),

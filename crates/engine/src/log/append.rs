@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use forebay_block::{Instant, IoBuf};
 use forebay_format::{
-    Entry, EntryKind, Lsn, NamedBase, PAGE, RecordHeader, SegmentSeq, encode_record, footer_bytes,
+    Entry, EntryKind, Lsn, NamedBase, PAGE, RecordHeader, SegmentSeq, cells_of, encode_record,
+    footer_bytes,
 };
 use forebay_policy::{EvictionPolicy, Touch};
 
@@ -85,8 +86,8 @@ impl Log {
             return Closed::NoRoom;
         }
         let pages = self.builder.pages();
-        let entries_max = self.builder.pending.len();
-        let Some((index, at)) = self.room(cx, pages, entries_max) else { return Closed::NoRoom };
+        let cells_max = self.builder.cells();
+        let Some((index, at)) = self.room(cx, pages, cells_max) else { return Closed::NoRoom };
         let packed_at = self.builder.packed_at();
         let has_news = self.builder.has_news();
         let lsn = self.next_lsn;
@@ -111,18 +112,19 @@ impl Log {
             clean: self.clean(cx.contents).min(lsn),
             start: self.start,
             epoch: cx.config.epoch,
+            unit_entries: cx.config.unit_entries,
         };
         self.last_crc = encode_record(&mut buf, &header, &entries);
         self.last_start = header.start;
         self.last_clean = header.clean;
-        let (len, size) = (buf.len() as u32, cx.config.segment_size);
-        self.record_placed(index, lsn, at + len, &entries, size);
+        let len = buf.len() as u32;
+        self.record_placed(cx.config, index, lsn, at + len, &entries);
         let waiters = std::mem::take(&mut self.builder.waiters);
         let complete = std::mem::take(&mut self.builder.complete);
         self.in_flight.push_back(RecordInFlight { lsn, index, at, len, done: false, waiters });
         cx.stats.log_records += 1;
         cx.stats.log_bytes += u64::from(len);
-        let offset = index as u64 * u64::from(size) + u64::from(at);
+        let offset = index as u64 * u64::from(cx.config.segment_size) + u64::from(at);
         Closed::Record(Record { lsn, offset, buf, has_news, complete })
     }
 
@@ -156,17 +158,25 @@ impl Log {
     }
 
     /// Accounts for a record in its segment.
-    fn record_placed(&mut self, index: usize, lsn: Lsn, end: u32, entries: &[Entry], size: u32) {
+    fn record_placed(
+        &mut self,
+        config: &ShardConfig,
+        index: usize,
+        lsn: Lsn,
+        end: u32,
+        entries: &[Entry],
+    ) {
         let segment = &mut self.segments[index];
         if segment.used == 0 {
             segment.first_lsn = lsn;
         }
+        segment.cells += cells_of(entries, config.unit_entries) as u32;
         segment.last_lsn = lsn;
         segment.used = end;
         segment.entries += entries.len() as u32;
         let open = self.open.as_mut().expect("a record goes to the open segment");
         open.entries.extend_from_slice(entries);
-        self.note_rest(size);
+        self.note_rest(config.segment_size);
     }
 
     /// Makes every pending entry that still counts the newest version of its block. Returns the
@@ -304,7 +314,7 @@ impl Log {
         if entries.is_empty() {
             return entries;
         }
-        self.builder.pending.clear();
+        self.builder.clear_entries();
         entries
     }
 
@@ -338,10 +348,11 @@ impl Log {
     }
 
     /// Finds room for a record, in a new segment if necessary. Returns position and offset.
-    fn room(&mut self, cx: &mut Closing<'_>, pages: usize, entries: usize) -> Option<(usize, u32)> {
+    fn room(&mut self, cx: &mut Closing<'_>, pages: usize, cells: usize) -> Option<(usize, u32)> {
         if let Some(open) = &self.open {
-            let used = self.segments[open.index].used;
-            let end = used as usize + pages * PAGE + footer_bytes(open.entries.len() + entries);
+            let segment = &self.segments[open.index];
+            let used = segment.used;
+            let end = used as usize + pages * PAGE + footer_bytes(segment.cells as usize + cells);
             if end <= cx.config.segment_size as usize {
                 return Some((open.index, used));
             }
@@ -399,7 +410,8 @@ impl Log {
     /// Tells the builder how much room is left in the open segment of `size` bytes.
     pub(super) fn note_rest(&mut self, size: u32) {
         let Some(open) = &self.open else { return };
-        let left = size - self.segments[open.index].used;
-        self.builder.set_rest(left as usize, open.entries.len());
+        let segment = &self.segments[open.index];
+        let left = size - segment.used;
+        self.builder.set_rest(left as usize, segment.cells as usize);
     }
 }

@@ -7,8 +7,8 @@
 use forebay_block::{BufPool, IoBuf};
 use forebay_codec::crc32c;
 use forebay_format::{
-    ENTRY_BYTES, EntryKind, PAGE, RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES, SegmentSeq, StoreUnit,
-    footer_bytes,
+    CELL_BYTES, ENTRY_CELLS, EntryKind, Mapped, PAGE, RECORD_CELLS_MAX, RECORD_HEADER_BYTES,
+    SegmentSeq, StoreUnit, TableLen, footer_bytes,
 };
 
 use crate::contents::Place;
@@ -135,15 +135,15 @@ pub struct Against {
 struct Rest {
     /// Bytes for the record and the footer.
     bytes: usize,
-    /// Number of entries that the footer already has.
+    /// Cells that the entries of the footer take already.
     listed: usize,
 }
 
 impl Rest {
     const ENDLESS: Self = Self { bytes: usize::MAX, listed: 0 };
 
-    fn fits(&self, pages: usize, entries: usize) -> bool {
-        pages * PAGE + footer_bytes(self.listed + entries) <= self.bytes
+    fn fits(&self, pages: usize, cells: usize) -> bool {
+        pages * PAGE + footer_bytes(self.listed + cells) <= self.bytes
     }
 }
 
@@ -156,8 +156,10 @@ pub struct Builder {
     buf: IoBuf,
     whole: usize,
     packed: Vec<u8>,
-    /// The entries so far.
+    /// The entries so far, and their length in the record if all still count when it is closed.
     pub pending: Vec<Pending>,
+    len: TableLen,
+    unit_entries: bool,
     /// Operations that wait for the record.
     pub waiters: Vec<Id>,
     /// Operations whose last block is in the record.
@@ -165,8 +167,8 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Returns a builder of records of at most `pages_max` pages.
-    pub fn new(buffers: BufPool, pages_max: usize) -> Self {
+    /// Returns a builder of records of at most `pages_max` pages, with or without unit entries.
+    pub fn new(buffers: BufPool, pages_max: usize, unit_entries: bool) -> Self {
         assert!(pages_max >= PAGES_MIN, "a record holds a whole block");
         Self {
             buffers,
@@ -176,6 +178,8 @@ impl Builder {
             whole: 0,
             packed: Vec::new(),
             pending: Vec::new(),
+            len: TableLen::new(unit_entries),
+            unit_entries,
             waiters: Vec::new(),
             complete: Vec::new(),
         }
@@ -198,11 +202,12 @@ impl Builder {
         self.pending.is_empty()
     }
 
-    /// Sets the room that the open segment has left: `bytes` for records and the footer, which has
-    /// `listed` entries so far. If not even one block fits, the next record begins a new segment.
+    /// Sets the room that the open segment has left: `bytes` for records and the footer, whose
+    /// entries take `listed` cells so far. If not even one block fits, the next record begins a new
+    /// segment.
     pub fn set_rest(&mut self, bytes: usize, listed: usize) {
         let rest = Rest { bytes, listed };
-        self.rest = if rest.fits(PAGES_MIN, 1) { rest } else { Rest::ENDLESS };
+        self.rest = if rest.fits(PAGES_MIN, ENTRY_CELLS) { rest } else { Rest::ENDLESS };
     }
 
     /// Whether another entry with a payload of up to a whole block fits.
@@ -217,8 +222,14 @@ impl Builder {
     }
 
     fn fits(&self, pages: usize) -> bool {
-        let entries = self.pending.len() + 1;
-        entries <= RECORD_ENTRIES_MAX && pages <= self.pages_max && self.rest.fits(pages, entries)
+        let cells = self.cells() + ENTRY_CELLS;
+        cells <= RECORD_CELLS_MAX && pages <= self.pages_max && self.rest.fits(pages, cells)
+    }
+
+    /// Length of the entries so far, in cells, if all of them still count when the record is
+    /// closed.
+    pub fn cells(&self) -> usize {
+        self.len.cells()
     }
 
     /// Number of blocks that the entries so far name.
@@ -232,7 +243,7 @@ impl Builder {
     }
 
     fn pages_with(&self, whole: usize, packed: usize, more_entries: usize) -> usize {
-        let front = front_bytes(self.pending.len() + more_entries) + packed;
+        let front = front_bytes(self.cells() + more_entries * ENTRY_CELLS) + packed;
         match is_behind_entries(whole, front) {
             true => whole + front.div_ceil(PAGE),
             false => 1 + whole + packed.div_ceil(PAGE),
@@ -269,7 +280,18 @@ impl Builder {
     pub fn push_form(&mut self, key: Key, form: Form, dirty: bool, expect: Expect) {
         let Form { kind, payload, len, crc, against } = form;
         let count = 1;
-        self.pending.push(Pending { key, count, kind, dirty, payload, len, crc, expect, against });
+        self.push(Pending { key, count, kind, dirty, payload, len, crc, expect, against });
+    }
+
+    fn push(&mut self, item: Pending) {
+        let mapped = match item.payload {
+            Payload::Stored(at) => {
+                Mapped::new(item.key.volume(), item.key.block(), at.offset, at.unit)
+            }
+            _ => None,
+        };
+        self.len.push(mapped);
+        self.pending.push(item);
     }
 
     /// Adds an entry without payload.
@@ -283,7 +305,7 @@ impl Builder {
     ) {
         let payload = Payload::None;
         let (len, crc, against) = (0, 0, None);
-        self.pending.push(Pending { key, count, kind, dirty, payload, len, crc, expect, against });
+        self.push(Pending { key, count, kind, dirty, payload, len, crc, expect, against });
     }
 
     /// Adds the entry of a block in the store: its form is given by kind, length and checksum.
@@ -295,7 +317,7 @@ impl Builder {
         at: Stored,
     ) {
         let (count, dirty, payload, against) = (1, false, Payload::Stored(at), None);
-        self.pending.push(Pending { key, count, kind, dirty, payload, len, crc, expect, against });
+        self.push(Pending { key, count, kind, dirty, payload, len, crc, expect, against });
     }
 
     /// Adds an encoded payload of this kind; the caller adds the entry.
@@ -353,7 +375,7 @@ impl Builder {
 
     /// Offset of the packed payloads in the finished record, in bytes.
     pub fn packed_at(&self) -> usize {
-        let front = front_bytes(self.pending.len());
+        let front = front_bytes(self.cells());
         let behind = is_behind_entries(self.whole, front + self.packed.len());
         if behind { front } else { (1 + self.whole) * PAGE }
     }
@@ -375,11 +397,17 @@ impl Builder {
         buf
     }
 
+    /// Forgets the entries, which have been taken into a record.
+    pub fn clear_entries(&mut self) {
+        self.pending.clear();
+        self.len = TableLen::new(self.unit_entries);
+    }
+
     /// Discards the record.
     pub fn clear(&mut self) {
         self.whole = 0;
         self.packed.clear();
-        self.pending.clear();
+        self.clear_entries();
         self.waiters.clear();
         self.complete.clear();
     }
@@ -388,8 +416,9 @@ impl Builder {
 /// Length of a record of one incompressible block, in pages.
 const PAGES_MIN: usize = 2;
 
-fn front_bytes(entries: usize) -> usize {
-    (RECORD_HEADER_BYTES + entries * ENTRY_BYTES).next_multiple_of(8)
+/// Length of a record's header and of entries that take this many cells.
+fn front_bytes(cells: usize) -> usize {
+    RECORD_HEADER_BYTES + cells * CELL_BYTES
 }
 
 /// Whether packed payloads directly follow the entries; `front` is the length of header, entries
@@ -408,7 +437,7 @@ mod tests {
     /// A builder with a block for each number: an uncompressed one for 0, else a payload of [`LEN`]
     /// bytes.
     fn with(blocks: &[u8]) -> Builder {
-        let mut builder = Builder::new(BufPool::new(Arena::new(1 << 20)), 64);
+        let mut builder = Builder::new(BufPool::new(Arena::new(1 << 20)), 64, true);
         for (at, &n) in blocks.iter().enumerate() {
             let form = match n {
                 0 => builder.push_raw(&[9; PAGE], 0),
@@ -437,7 +466,7 @@ mod tests {
 
     #[test]
     fn packed_payloads_begin_behind_the_entries() {
-        let front = front_bytes(4);
+        let front = front_bytes(4 * ENTRY_CELLS);
         let step = LEN.next_multiple_of(8);
         let expected = (0..4).map(|i| front + i * step..front + i * step + LEN);
         assert_eq!(finished(&[1, 2, 3, 4]), (2, expected.collect()));
@@ -447,7 +476,7 @@ mod tests {
     #[test]
     fn whole_blocks_lie_on_pages_and_longer_packed_payloads_behind_them() {
         let (pages, runs) = finished(&[0, 1, 2]);
-        let front = front_bytes(3);
+        let front = front_bytes(3 * ENTRY_CELLS);
         assert_eq!((pages, runs[0].start, runs.last().unwrap()), (2, front, &(PAGE..2 * PAGE)));
         let (pages, runs) = finished(&[0, 1, 2, 3]);
         assert_eq!((pages, &runs[0]), (4, &(PAGE..2 * PAGE)));
@@ -471,7 +500,7 @@ mod tests {
         let mut builder = with(&[]);
         builder.set_rest(2 * PAGE, 3);
         assert!(builder.fits_block());
-        builder.set_rest(4 * PAGE, 4 * PAGE / ENTRY_BYTES);
+        builder.set_rest(4 * PAGE, 4 * PAGE / CELL_BYTES);
         assert!(builder.fits_block(), "the footer takes the rest");
     }
 }

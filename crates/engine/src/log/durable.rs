@@ -165,8 +165,9 @@ impl Log {
             start: sealing.start,
             clean: sealing.clean,
             entries: segment.entries,
+            unit_entries: config.unit_entries,
         };
-        let bytes = footer_bytes(sealing.segment.entries.len());
+        let bytes = footer_bytes(segment.cells as usize);
         let mut buf = config.buffers.get(bytes);
         encode_footer(&mut buf, &footer, &sealing.segment.entries);
         let offset = (index as u64 + 1) * u64::from(config.segment_size) - bytes as u64;

@@ -1,7 +1,7 @@
 //! The oldest segment on its way out of the log: facts that reclaim and the writers of the log
 //! exchange.
 
-use forebay_format::{PAGE, SegmentSeq, footer_bytes};
+use forebay_format::{ENTRY_CELLS, PAGE, SegmentSeq, footer_bytes};
 
 use crate::key::{Key, KeyMap};
 use crate::log::Log;
@@ -68,15 +68,16 @@ impl Log {
     /// Whether `needs` bytes of copies, with `entries` entries, fit into the open segment if it is
     /// the last one, together with the record being built, and leave room for the record that drops
     /// the oldest segment.
-    pub fn fits_last(&self, needs: u64, entries: usize, segment: u32) -> bool {
+    pub fn fits_last(&self, needs: u64, entries: usize, size: u32) -> bool {
         if self.free > 0 {
             return true;
         }
         let Some(open) = &self.open else { return false };
         let pages = (self.builder.pages() + 1) * PAGE;
-        let footer = footer_bytes(open.entries.len() + self.builder.pending.len() + entries + 1);
-        let used = u64::from(self.segments[open.index].used);
-        used + needs + (pages + footer) as u64 <= u64::from(segment)
+        let segment = &self.segments[open.index];
+        let cells = segment.cells as usize + self.builder.cells() + (entries + 1) * ENTRY_CELLS;
+        let (footer, used) = (footer_bytes(cells), u64::from(segment.used));
+        used + needs + (pages + footer) as u64 <= u64::from(size)
     }
 
     /// Whether reclaim waits for dirty blocks of the oldest segment.

@@ -59,6 +59,8 @@ pub struct Segment {
     pub durable: u32,
     /// Number of entries in its records.
     pub entries: u32,
+    /// Length of these, in cells.
+    pub cells: u32,
     /// LSN of its first record.
     pub first_lsn: Lsn,
     /// LSN of its last record.
@@ -487,6 +489,7 @@ impl Log {
             used: found.used,
             durable: found.durable,
             entries: found.entries,
+            cells: found.cells,
             first_lsn: found.first_lsn,
             last_lsn: found.last_lsn,
         };
@@ -521,6 +524,8 @@ pub struct Loaded {
     pub durable: u32,
     /// Number of entries in its records.
     pub entries: u32,
+    /// Length of these, in cells.
+    pub cells: u32,
     /// LSN of its first record.
     pub first_lsn: Lsn,
     /// LSN of its last record.

@@ -399,7 +399,7 @@ impl Reclaim {
             return false;
         }
         let has_names = cache.store.exists();
-        let bytes = footer_bytes(cache.log.segment(index).entries as usize);
+        let bytes = footer_bytes(cache.log.segment(index).cells as usize);
         let at = cache.config.segment_size - bytes as u32;
         if cache.contents.live_in(index) == 0 && !has_names {
             self.enter(&mut cache.log, State::Copying(Job::new(seq)));

@@ -10,7 +10,7 @@
 //! Every footer is verified before the shard serves. If any is not as it should be, all of the log
 //! is loaded before the shard serves.
 
-use forebay_format::{Entry, EntryKind, Lsn, SegmentSeq, footer_entries};
+use forebay_format::{Entry, EntryKind, FooterTrailer, Lsn, SegmentSeq, footer_entries};
 
 use crate::api::Trust;
 use crate::cache::Cache;
@@ -91,8 +91,9 @@ fn sift(
     seq: Option<SegmentSeq>,
     mut each: impl FnMut(usize, Lsn, &Entry),
 ) -> Option<()> {
-    let (footer, entries) = footer_entries(bytes).ok()?;
+    let (FooterTrailer { footer, .. }, entries) = footer_entries(bytes).ok()?;
     let mut lsn = Lsn(footer.first_lsn.0 - 1);
+    let mut count = 0;
     for (ordinal, entry) in entries.enumerate() {
         let entry = entry.ok()?;
         if entry.first {
@@ -102,8 +103,10 @@ fn sift(
             return None;
         }
         each(ordinal, lsn, &entry);
+        count += 1;
     }
-    (Some(footer.seq) == seq && lsn == footer.last_lsn).then_some(())
+    let is_whole = count == footer.entries && lsn == footer.last_lsn;
+    (Some(footer.seq) == seq && is_whole).then_some(())
 }
 
 impl Start {
@@ -184,8 +187,9 @@ impl Start {
             }
             let Some(sifted) = r.sifted.remove(&i) else { return };
             r.apply = seq.next();
-            let entries = r.survey.found[i].entries() as u32;
-            self.load_segment(cache, seq, i, entries);
+            let found = &r.survey.found[i];
+            let lens = (found.entries() as usize, found.cells(&[], cache.config.unit_entries));
+            self.load_segment(cache, seq, i, lens);
             for Sifted { ordinal, entry, is_dirty } in sifted {
                 self.apply_entry(cache, i, ordinal, &entry, is_dirty);
             }

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use forebay_block::{Completion, Instant, IoBuf};
-use forebay_format::{Entry, FooterEntries, SegmentSeq, footer_entries};
+use forebay_format::{Entry, FooterTrailer, TablePosition, footer_entries};
 
 use crate::api::Effects;
 use crate::api::event::Event;
@@ -41,8 +41,8 @@ const READ_PAUSE: Duration = Duration::from_millis(10);
 pub(super) struct Late {
     /// Its segments, oldest first.
     segments: VecDeque<Segment>,
-    /// Number of entries of the first segment that have been applied.
-    applied: u32,
+    /// The entries of the first segment before it have been applied.
+    applied: TablePosition,
     /// When the next step is due, unless no request is in flight.
     next_at: Instant,
     /// Failed reads in a row; nothing is read before `retry_at`.
@@ -53,10 +53,7 @@ pub(super) struct Late {
 #[derive(Debug)]
 struct Segment {
     index: usize,
-    seq: SegmentSeq,
-    entries: u32,
-    /// Length of its footer, in bytes.
-    bytes: usize,
+    trailer: FooterTrailer,
     footer: Footer,
 }
 
@@ -71,14 +68,19 @@ impl Late {
     /// The segments of a recovered log of which only needed blocks were loaded.
     pub fn of(r: &Recovery, now: Instant) -> Self {
         let log = r.survey.log.range(r.survey.start..);
-        let segments = log.filter_map(|(&seq, &index)| {
+        let segments = log.filter_map(|(_, &index)| {
             let found = &r.survey.found[index];
-            let tail = found.tail.as_ref().filter(|_| found.scanned.is_none())?;
-            let (entries, bytes) = (tail.footer.entries, tail.bytes);
-            Some(Segment { index, seq, entries, bytes, footer: Footer::Unread })
+            let trailer = found.tail.filter(|_| found.scanned.is_none())?;
+            Some(Segment { index, trailer, footer: Footer::Unread })
         });
         let segments = segments.collect();
-        Self { segments, applied: 0, next_at: now, failures: 0, retry_at: now }
+        Self {
+            segments,
+            applied: TablePosition::default(),
+            next_at: now,
+            failures: 0,
+            retry_at: now,
+        }
     }
 
     /// Reads the next footers.
@@ -90,9 +92,10 @@ impl Late {
         for segment in self.segments.iter_mut().take(LATE_FOOTERS) {
             if matches!(segment.footer, Footer::Unread) {
                 segment.footer = Footer::Reading;
-                let at = size - segment.bytes as u32;
+                let bytes = segment.trailer.bytes;
+                let at = size - bytes as u32;
                 let ticket = Ticket::LateFooter(segment.index);
-                cache.read_segment(fx, segment.index, at, segment.bytes, ticket);
+                cache.read_segment(fx, segment.index, at, bytes, ticket);
             }
         }
     }
@@ -114,7 +117,7 @@ impl Late {
         }
         self.failures = 0;
         match footer_entries(&done.buf) {
-            Ok((footer, _)) if footer.seq == segment.seq => {
+            Ok((trailer, _)) if trailer == segment.trailer => {
                 segment.footer = Footer::Read(done.buf);
             }
             _ => cache.out.note(Note::CacheFailed),
@@ -193,38 +196,39 @@ impl Start {
             && let Footer::Read(bytes) = &first.footer
         {
             let few = WARM_AHEAD.min(left as usize);
-            let Some(blocks) = self.apply_some(cache, first, bytes, late.applied, few) else {
+            let Some((blocks, to)) = self.apply_some(cache, first, bytes, late.applied, few) else {
                 cache.out.note(Note::CacheFailed);
                 break;
             };
             left = left.saturating_sub(blocks);
-            late.applied = (late.applied + few as u32).min(first.entries);
-            if late.applied == first.entries {
+            late.applied = to;
+            if to.entries() == first.trailer.footer.entries {
                 late.segments.pop_front();
-                late.applied = 0;
+                late.applied = TablePosition::default();
             }
         }
         cache.contents.set_applying(false);
     }
 
-    /// Applies up to `few` entries of a segment from number `from` on. Returns the number of their
-    /// blocks, unless an entry cannot be decoded.
+    /// Applies up to `few` entries of a segment from a position on. Returns the number of their
+    /// blocks and the position after them, unless an entry cannot be decoded.
     fn apply_some(
         &mut self,
         cache: &mut Cache,
         segment: &Segment,
         footer: &[u8],
-        from: u32,
+        from: TablePosition,
         few: usize,
-    ) -> Option<u64> {
-        let entries = FooterEntries::of(footer, segment.entries, from).take(few);
-        let entries: Vec<Entry> = entries.collect::<Result<_, _>>().ok()?;
+    ) -> Option<(u64, TablePosition)> {
+        let mut found = segment.trailer.entries(footer).from(from);
+        let entries: Vec<Entry> = found.by_ref().take(few).collect::<Result<_, _>>().ok()?;
         for entry in &entries {
             cache.contents.index().warm(Key::new(entry.volume, entry.block));
         }
-        for (entry, ordinal) in entries.iter().zip(from as usize..) {
+        for (entry, ordinal) in entries.iter().zip(from.entries() as usize..) {
             self.apply_entry(cache, segment.index, ordinal, entry, false);
         }
-        Some(entries.iter().map(|entry| u64::from(entry.count)).sum())
+        let blocks = entries.iter().map(|entry| u64::from(entry.count)).sum();
+        (!entries.is_empty()).then(|| (blocks, found.position()))
     }
 }

@@ -82,21 +82,22 @@ impl Start {
         }
     }
 
-    /// Makes a segment part of the log.
+    /// Makes a segment part of the log; its footer has `entries` entries in `cells` cells.
     pub(super) fn load_segment(
         &mut self,
         cache: &mut Cache,
         seq: SegmentSeq,
         i: usize,
-        entries: u32,
+        (entries, cells): (usize, usize),
     ) {
+        let (entries, cells) = (entries as u32, cells as u32);
         let found = &self.log().survey.found[i];
         let used = found.scanned.as_ref().map_or(0, |s| s.used);
         let first_lsn = found.first().map_or(Lsn(1), |l| l.lsn.next());
         let last_lsn = found.last().map_or(Lsn(0), |l| l.lsn);
         let durable = cache.config.segment_size;
         cache.contents.begin_segment(i, seq);
-        cache.log.load(i, seq, &Loaded { used, durable, entries, first_lsn, last_lsn });
+        cache.log.load(i, seq, &Loaded { used, durable, entries, cells, first_lsn, last_lsn });
     }
 
     /// Applies all entries of a segment. Those of a device that had failed may be `doubt`ed.
@@ -108,7 +109,9 @@ impl Start {
         i: usize,
         entries: Vec<Entry>,
     ) {
-        self.load_segment(cache, seq, i, entries.len() as u32);
+        let found = &self.log().survey.found[i];
+        let lens = (entries.len(), found.cells(&entries, cache.config.unit_entries));
+        self.load_segment(cache, seq, i, lens);
         let r = self.log();
         let found = &r.survey.found[i];
         let first = found.first().map_or(Lsn(1), |l| l.lsn.next());

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use forebay_block::{Completion, Instant, Io, IoBuf, VolumeId};
 use forebay_format::{
-    Entry, EntryKind, Footer, Lsn, PAGE, SegmentSeq, encode_footer, footer_bytes,
+    Entry, EntryKind, Footer, Lsn, PAGE, SegmentSeq, cells_of, encode_footer, footer_bytes,
 };
 
 use crate::api::{Effects, Health, State, Target, Trust};
@@ -38,7 +38,7 @@ use crate::log::builder::Expect;
 use crate::recovery::first::{Needed, Pass, Sifted};
 use crate::recovery::late::Late;
 use crate::recovery::scan::Owner;
-use crate::recovery::survey::Survey;
+use crate::recovery::survey::{SegmentForm, Survey};
 use crate::ticket::{Step, StepKind, Ticket};
 
 mod first;
@@ -155,9 +155,11 @@ impl Start {
     ) {
         let owner = Owner { pool: cache.config.pool, shard: cache.config.shard };
         let segments = cache.log.len() as usize;
+        let (size, unit_entries) = (cache.config.segment_size, cache.config.unit_entries);
+        let form = SegmentForm { size, unit_entries };
         self.log = Some(Box::new(Recovery {
             phase: Phase::Probing,
-            survey: Survey::new(owner, segments, cache.config.segment_size),
+            survey: Survey::new(owner, segments, form),
             resumed: None,
             queue: (0..segments).collect(),
             next: 0,
@@ -485,8 +487,9 @@ impl Start {
             start: r.survey.start.min(seq),
             clean: r.survey.clean,
             entries: entries.len() as u32,
+            unit_entries: cache.config.unit_entries,
         };
-        let mut buf = IoBuf::zeroed(footer_bytes(entries.len()));
+        let mut buf = IoBuf::zeroed(footer_bytes(cells_of(entries, footer.unit_entries)));
         encode_footer(&mut buf, &footer, entries);
         buf
     }

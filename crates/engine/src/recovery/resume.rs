@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use forebay_format::{PAGE, footer_bytes};
+use forebay_format::{ENTRY_CELLS, PAGE, cells_of, footer_bytes};
 
 use crate::api::Trust;
 use crate::cache::Cache;
@@ -24,7 +24,9 @@ impl Start {
         let (_, &i) = survey.log.last_key_value()?;
         let found = &survey.found[i];
         let scanned = found.scanned.as_ref().filter(|scanned| scanned.is_whole)?;
-        let footer = footer_bytes(found.entries.as_ref()?.len() + 1);
+        let footer = footer_bytes(
+            cells_of(found.entries.as_ref()?, cache.config.unit_entries) + ENTRY_CELLS,
+        );
         let has_room = scanned.used as usize + PAGE + footer <= cache.config.segment_size as usize;
         let is_open = !found.sealed && has_room && cache.config.trust == Trust::Full;
         let few = cache.log.free()

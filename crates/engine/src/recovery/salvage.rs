@@ -15,10 +15,13 @@
 use std::collections::BTreeMap;
 
 use forebay_block::{ByteRange, VolumeId};
-use forebay_format::{ENTRY_BYTES, Entry, EntryKind, FOOTER_TRAILER_BYTES, Lsn, PAGE, SegmentSeq};
+use forebay_format::{
+    CELL_BYTES, ENTRY_CELLS, Entry, EntryKind, FOOTER_TRAILER_BYTES, Lsn, PAGE, SegmentSeq,
+    cells_of,
+};
 
 use crate::recovery::scan::{Link, Scanned};
-use crate::recovery::survey::Survey;
+use crate::recovery::survey::{SegmentForm, Survey};
 
 /// Lost records whose blocks are unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,11 +94,12 @@ impl Piece {
     }
 
     /// Number of placeholders for which it has room, in addition to its entries.
-    fn room(&self, segment_size: u32) -> u64 {
-        let pages = (segment_size - self.used) / PAGE as u32;
+    fn room(&self, form: SegmentForm) -> u64 {
+        let pages = (form.size - self.used) / PAGE as u32;
         let bytes = (pages as usize * PAGE).saturating_sub(FOOTER_TRAILER_BYTES);
-        let taken = self.entries.len() as u64 + self.front + self.back;
-        ((bytes / ENTRY_BYTES) as u64).saturating_sub(taken)
+        let taken = cells_of(&self.entries, form.unit_entries);
+        let left = (bytes / CELL_BYTES).saturating_sub(taken) / ENTRY_CELLS;
+        (left as u64).saturating_sub(self.front + self.back)
     }
 }
 
@@ -270,7 +274,7 @@ impl Survey {
             last = Link { lsn: durable, crc: 0 };
             for more in 0.. {
                 let piece = &mut pieces[a + more];
-                let room = if piece.sealed { 0 } else { piece.room(self.segment_size()) };
+                let room = if piece.sealed { 0 } else { piece.room(self.form()) };
                 piece.back = gone.min(room);
                 gone -= piece.back;
                 if gone == 0 {
@@ -289,14 +293,14 @@ impl Survey {
     /// Places `gone` lost records between the remains of segments `a` and `b`: as many as fit in
     /// `b`, the rest in the segments before it.
     fn fill(&self, pieces: &mut [Piece], a: usize, b: usize, mut gone: u64) -> Result<(), String> {
-        let size = self.segment_size();
+        let form = self.form();
         let lead = u64::from(pieces[b].lead) / PAGE as u64;
-        let room = if pieces[b].sealed { 0 } else { pieces[b].room(size).min(lead) };
+        let room = if pieces[b].sealed { 0 } else { pieces[b].room(form).min(lead) };
         pieces[b].front = gone.min(room);
         gone -= pieces[b].front;
         for i in (a..b).rev() {
             let piece = &mut pieces[i];
-            let room = if piece.sealed { 0 } else { piece.room(size) };
+            let room = if piece.sealed { 0 } else { piece.room(form) };
             piece.back = gone.min(room);
             gone -= piece.back;
         }
@@ -395,7 +399,7 @@ impl Survey {
             None => (last.0 - before.lsn.0, 0),
         };
         if piece.ends.is_some_and(|(_, end)| end.lsn > last)
-            || piece.room(self.segment_size()) < front + back
+            || piece.room(self.form()) < front + back
         {
             return false;
         }

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use forebay_format::{
-    Entry, FooterTrailer, Lsn, SegmentSeq, decode_footer, decode_footer_trailer, decode_record,
+    Entry, FooterTrailer, Lsn, SegmentSeq, cells_of, decode_footer, decode_footer_trailer,
+    decode_record,
 };
 
 use crate::api::event::Recovered;
@@ -61,6 +62,15 @@ impl Found {
         }
     }
 
+    /// Length of its entries in the footer that it has or, if these are the ones of records that
+    /// had to be read, will get, with or without unit entries; in cells.
+    pub fn cells(&self, entries: &[Entry], unit_entries: bool) -> usize {
+        match (&self.scanned, &self.tail) {
+            (None, Some(tail)) => tail.cells,
+            _ => cells_of(entries, unit_entries),
+        }
+    }
+
     /// The link of the record before its first one.
     pub fn first(&self) -> Option<Link> {
         match (&self.scanned, &self.tail) {
@@ -84,11 +94,20 @@ impl Found {
     }
 }
 
+/// The form of the segments of a log.
+#[derive(Clone, Copy, Debug)]
+pub struct SegmentForm {
+    /// Size of a segment, in bytes.
+    pub size: u32,
+    /// Whether its footers may have unit entries.
+    pub unit_entries: bool,
+}
+
 /// All segments of a shard's area, and the log among them.
 #[derive(Debug)]
 pub struct Survey {
     owner: Owner,
-    segment_size: u32,
+    form: SegmentForm,
     /// All segments, indexed by position.
     pub found: Vec<Found>,
     /// Positions of the segments of the log, by number.
@@ -114,10 +133,10 @@ pub struct Survey {
 
 impl Survey {
     /// Starts with nothing known.
-    pub fn new(owner: Owner, segments: usize, segment_size: u32) -> Self {
+    pub fn new(owner: Owner, segments: usize, form: SegmentForm) -> Self {
         Self {
             owner,
-            segment_size,
+            form,
             found: (0..segments).map(|_| Found::default()).collect(),
             log: BTreeMap::new(),
             unsealed: BTreeMap::new(),
@@ -144,9 +163,9 @@ impl Survey {
         }
     }
 
-    /// Size of a segment, in bytes.
-    pub fn segment_size(&self) -> u32 {
-        self.segment_size
+    /// The form of segments that are written now.
+    pub fn form(&self) -> SegmentForm {
+        self.form
     }
 
     /// Lost records that may have held dirty blocks.
@@ -169,7 +188,7 @@ impl Survey {
     /// Takes the last page of the segment at position `i`.
     pub fn take_tail(&mut self, i: usize, page: &[u8]) {
         let (owner, segments) = (self.owner, self.found.len() as u64);
-        let size = u64::from(self.segment_size);
+        let size = u64::from(self.form.size);
         self.found[i].unreadable |= page.is_empty();
         self.found[i].tail = decode_footer_trailer(page).ok().filter(|t| {
             t.footer.pool == owner.pool

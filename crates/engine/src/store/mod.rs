@@ -20,6 +20,7 @@
 //! This room owns steps 1 and 4: units in flight, and where runs are. Which pages are in use is
 //! known to [`crate::contents::Pages`], which every change of the contents updates.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
@@ -554,6 +555,8 @@ impl Store {
     }
 
     fn note_ready(&mut self, id: Id) {
+        // The last one is named first, and entries in ascending order are shorter.
+        self.blocks_of(id).sort_unstable_by_key(|block| Reverse(block.key));
         match self.unit(id).is_admitted {
             true => self.ready_admitted.push_back(id),
             false => self.ready.push_back(id),

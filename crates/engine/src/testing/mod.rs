@@ -40,6 +40,7 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
         area: ByteRange::new(0, cache),
         segment_size: SEGMENT,
         log_segments: None,
+        unit_entries: true,
         volumes: vec![VolumeConfig {
             id: VOLUME,
             size: primary,

@@ -387,6 +387,7 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         area: area_of(area),
         segment_size: superblock.segment_size,
         log_segments: superblock.log_segments,
+        unit_entries: superblock.unit_entries,
         volumes: volumes.collect(),
         ram_bytes: RAM_BYTES,
         index_blocks: index_blocks(area),

@@ -38,6 +38,7 @@ pub fn record() -> (RecordHeader, Vec<Entry>) {
         clean: Lsn(700),
         start: SegmentSeq(4),
         epoch: 17,
+        unit_entries: false,
     };
     let entries = vec![
         Entry { first: true, dirty: true, ..entry(EntryKind::Raw, 0x12_3456_789a, 8192, 4096) },
@@ -62,16 +63,47 @@ pub fn similar_page() -> Vec<u8> {
 
 /// A record whose only block is in the store.
 pub fn stored_page() -> Vec<u8> {
-    let (header, _) = record();
-    let header = RecordHeader { pages: 1, ..header };
     let stored = Entry {
         dirty: true,
         stored: Some(StoreUnit { extent: 0x02_0304, page: 3 }),
         ..entry(EntryKind::Zstd, 8, 120, 99)
     };
+    page_of(&[stored], false)
+}
+
+/// Blocks of one unit of two pages, which begins at page 6 of an extent: a raw one, one of each
+/// compressed form, and the first of them again.
+pub fn unit() -> Vec<Entry> {
+    let stored = |page| Some(StoreUnit { extent: 0x02_0304, page });
+    let block = 0x12_3456_7897;
+    let raw = Entry { stored: stored(1), ..entry(EntryKind::Raw, block, 6 * 4096, 4096) };
+    vec![
+        Entry { first: true, ..raw },
+        Entry { stored: stored(2), ..entry(EntryKind::Lz4, block + 1, 7 * 4096 + 1008, 77) },
+        Entry {
+            dirty: true,
+            stored: stored(2),
+            ..entry(EntryKind::Zstd, block + 2, 7 * 4096, 1001)
+        },
+        raw,
+    ]
+}
+
+/// A record of one page whose entries are these, with or without unit entries.
+pub fn page_of(entries: &[Entry], unit_entries: bool) -> Vec<u8> {
+    let (header, _) = record();
     let mut page = vec![0; PAGE];
-    encode_record(&mut page, &header, &[stored]);
+    encode_record(&mut page, &RecordHeader { pages: 1, unit_entries, ..header }, entries);
     page
+}
+
+/// The footer of a segment with one record, whose entries are the blocks of the unit, together or
+/// not.
+pub fn unit_footer(unit_entries: bool) -> (Footer, Vec<u8>) {
+    let footer = Footer { first_lsn: Lsn(1000), entries: 4, unit_entries, ..footer().0 };
+    let mut bytes = vec![0; footer_bytes(cells_of(&unit(), unit_entries))];
+    encode_footer(&mut bytes, &footer, &unit());
+    (footer, bytes)
 }
 
 /// The record's header page; bytes that the encoder leaves unchanged are zero.
@@ -97,6 +129,7 @@ pub fn footer() -> (Footer, Vec<Entry>) {
         start: SegmentSeq(4),
         clean: Lsn(700),
         entries: 6,
+        unit_entries: false,
     };
     (footer, entries)
 }
@@ -104,7 +137,7 @@ pub fn footer() -> (Footer, Vec<Entry>) {
 /// The footer's bytes.
 pub fn footer_page() -> Vec<u8> {
     let (footer, entries) = footer();
-    let mut bytes = vec![0; footer_bytes(entries.len())];
+    let mut bytes = vec![0; footer_bytes(cells_of(&entries, false))];
     encode_footer(&mut bytes, &footer, &entries);
     bytes
 }
@@ -130,6 +163,7 @@ pub fn superblock() -> Superblock {
             ShardArea { offset: AREA_OFFSET + (400 << 20), len: 500 << 20 },
         ],
         log_segments: None,
+        unit_entries: false,
         volumes: vec![volume(0, "database", Some(0xfeed_f00d)), volume(63, "größer", None)],
         clean: true,
         created_unix: 1_795_264_000,
@@ -138,7 +172,7 @@ pub fn superblock() -> Superblock {
 
 /// The same pool with a store.
 pub fn superblock_with_store() -> Superblock {
-    Superblock { log_segments: Some(8), ..superblock() }
+    Superblock { log_segments: Some(8), unit_entries: true, ..superblock() }
 }
 
 /// The superblock's bytes.

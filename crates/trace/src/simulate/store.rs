@@ -5,7 +5,7 @@
 //! journal instead. When the oldest segment of the journal is freed, the blocks whose newest
 //! version it holds are offered to the store: every block counts as destaged by then. If the store
 //! is full, a random sample of its units is compared with what asks to enter it, or the journal
-//! from RAM, and the least valued goes. Each block in the store has an entry in the journal, which
+//! from RAM, and the least valued goes. Each unit in the store has an entry in the journal, which
 //! is logged again once in a lap. RAM holds missed blocks, written ones, and some that were read
 //! from the device, as the engine's does; nothing in it is compressed, and no base of a delta is
 //! kept there.
@@ -21,8 +21,10 @@ use super::slots::{GROUP, Slots, Unit};
 use super::{Outcome, Requests, STREAMS_MAX, Simulate, dispatch};
 use crate::request::TraceRequest;
 
-/// Bytes of the journal for the entry of a block in the store.
-const ENTRY_BYTES: u64 = 49;
+/// Bytes of the journal for the entry of a unit, in a record and its footer, and more for each of
+/// its blocks.
+const UNIT_ENTRY_BYTES: u64 = 33;
+const BLOCK_ENTRY_BYTES: u64 = 16;
 /// Units compared with the one that asks to enter.
 const SAMPLE: usize = 24;
 /// Of this many groups of missed blocks, one goes through the journal.
@@ -86,7 +88,8 @@ impl StoreConfig {
     /// times smaller: in a smaller one the store's entries would take more than half.
     #[must_use]
     pub fn journal_percent_min(compress: f64) -> f64 {
-        100.0 * 2.0 * ENTRY_BYTES as f64 / PAGE as f64 * compress
+        let most = UNIT_ENTRY_BYTES + BLOCK_ENTRY_BYTES;
+        100.0 * 2.0 * most as f64 / PAGE as f64 * compress
     }
 }
 
@@ -242,7 +245,7 @@ impl StoreSimulator {
             self.leave(freed.keys());
         }
         self.store.insert(unit);
-        self.log_entries(keys.len() as u64);
+        self.log_entries(UNIT_ENTRY_BYTES + keys.len() as u64 * BLOCK_ENTRY_BYTES);
         u64::from(unit.pages)
     }
 
@@ -289,17 +292,18 @@ impl StoreSimulator {
         ((u128::from(self.random) * end as u128) >> 64) as usize
     }
 
-    /// Logs the entries of blocks that entered the store.
-    fn log_entries(&mut self, blocks: u64) {
-        self.outcome.mapping_bytes += blocks * ENTRY_BYTES;
-        self.journal.fill(blocks * ENTRY_BYTES);
+    /// Logs entries of units of the store.
+    fn log_entries(&mut self, bytes: u64) {
+        self.outcome.mapping_bytes += bytes;
+        self.journal.fill(bytes);
     }
 
     /// Frees segments of the journal until few enough are used, and logs again the share of the
     /// store's entries that were in them.
     fn free_segments(&mut self) {
         while let Some((number, keys)) = self.journal.free_oldest() {
-            self.log_entries(self.store.len() / self.journal.lap());
+            let units = self.store.units() as u64 * UNIT_ENTRY_BYTES;
+            self.log_entries((units + self.store.len() * BLOCK_ENTRY_BYTES) / self.journal.lap());
             let newest = |(at, key): (usize, u64)| {
                 let place = (number, u32::try_from(at).expect("a segment has few blocks"));
                 (self.fresh.get(&key) == Some(&place)).then_some(key)

@@ -136,6 +136,9 @@ pub struct OpenRequest<'a> {
     pub kept_ids: &'a [(VolumeId, String)],
     /// Whether to make a new pool regardless of the device's content.
     pub reset: bool,
+    /// Whether an existing pool keeps its format: a program that does not know a later one may come
+    /// back.
+    pub keeps_format: bool,
     /// UUID of a new pool; random.
     pub uuid: [u8; 16],
     /// The current time, in seconds since 1970.
@@ -446,7 +449,8 @@ fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Ope
         return refuse("the cache has been started too often; use --reset-cache".into());
     };
     let generation = old.generation + 1;
-    let superblock = Superblock { generation, epoch, volumes, clean: false, ..old };
+    let unit_entries = old.unit_entries || old.log_segments.is_some() && !request.keeps_format;
+    let superblock = Superblock { generation, epoch, volumes, unit_entries, clean: false, ..old };
     let announced = request.announcement.iter().any(|&byte| byte != 0);
     let witnesses = witnesses(request, &superblock, trust);
     Ok(Opened { superblock, copy, announced, fresh: false, trust, ids, suspect, witnesses, notes })
@@ -630,6 +634,7 @@ fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<O
         segment_size,
         device_size: request.device_size,
         shards,
+        unit_entries: log_segments.is_some(),
         log_segments,
         volumes,
         clean: false,

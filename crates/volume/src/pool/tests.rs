@@ -37,6 +37,7 @@ fn request<'a>(
         kept_ids: &[],
         forgotten: &[],
         reset: false,
+        keeps_format: false,
         uuid: [9; 16],
         now_unix: 1,
     }
@@ -57,6 +58,31 @@ fn stopped(volumes: &[VolumeSpec]) -> Superblock {
 
 fn why(result: Result<Opened, Refusal>) -> String {
     result.expect_err("it is refused").to_string()
+}
+
+/// The program before, which may come back after a hand-over, may not know the newest format.
+#[test]
+fn a_pool_gets_the_newest_format_unless_the_program_before_may_come_back() {
+    let volumes = [spec("a", 1 << 20)];
+    let division = divided(SPARE_PERCENT, 8);
+    let made = open(&OpenRequest { division, ..request([BLANK, BLANK], &volumes, &[]) });
+    let made = made.expect("a blank device is taken").superblock;
+    assert!(made.log_segments.is_some() && made.unit_entries);
+    let before = encoded(&Superblock { unit_entries: false, ..made.clone() });
+    let log = encoded(&Superblock { unit_entries: false, log_segments: None, ..made.clone() });
+    let newest = encoded(&made);
+    for (pool, keeps_format, unit_entries) in [
+        (&before, true, false),
+        (&before, false, true),
+        (&newest, true, true),
+        (&newest, false, true),
+        (&log, true, false),
+        (&log, false, false),
+    ] {
+        let copies = [&pool[..], BLANK];
+        let again = open(&OpenRequest { keeps_format, ..request(copies, &volumes, &[]) });
+        assert_eq!(again.expect("it is the same pool").superblock.unit_entries, unit_entries);
+    }
 }
 
 #[test]

@@ -461,6 +461,7 @@ fn config(layout: &Layout) -> anyhow::Result<ShardConfig> {
         area: area_of(geometry.shards[0]),
         segment_size: geometry.segment_size,
         log_segments: geometry.log_segments,
+        unit_entries: geometry.log_segments.is_some(),
         ram_bytes: layout.ram_bytes,
         index_blocks: layout.cache_bytes / BLOCK as u64,
         write_cache_depth: Duration::from_secs(3600),

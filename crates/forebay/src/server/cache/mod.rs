@@ -569,6 +569,7 @@ fn decide_on(
         kept_ids: start.applied.map_or(&[][..], |applied| &applied.ids),
         forgotten: &forgotten,
         reset,
+        keeps_format: start.came == Came::TookOver,
         uuid: random_uuid().context("no random number")?,
         now_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
     };
@@ -747,6 +748,7 @@ fn shards_of(
             area: area_of(area),
             segment_size: superblock.segment_size,
             log_segments: superblock.log_segments,
+            unit_entries: superblock.unit_entries,
             volumes,
             ram_bytes: config.memory.ram.0 / count as u64,
             index_blocks: index_blocks(area),

@@ -310,6 +310,7 @@ pub mod tests {
             device_size: 1 << 20,
             segment_size: 1 << 16,
             log_segments: None,
+            unit_entries: false,
             shards: Vec::new(),
             volumes: Vec::new(),
             created_unix: 0,
