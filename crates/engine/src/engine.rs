@@ -170,7 +170,7 @@ impl Shard for Engine {
         self.deliver(fx);
     }
 
-    fn complete(&mut self, now: Instant, target: Target, done: Completion, fx: &mut Effects) {
+    fn complete(&mut self, now: Instant, target: Target, mut done: Completion, fx: &mut Effects) {
         self.cache.now = now;
         let id = Id(u32::try_from(done.tag.0).expect("tags are those the engine gave"));
         let sent = self.cache.out.take(id);
@@ -182,7 +182,7 @@ impl Shard for Engine {
             Ticket::Footer { seq, tries } => self.footer_written(seq, tries, &done.result, fx),
             Ticket::Unit { id, tries } => self.cache.unit_written(id, tries, done, fx),
             Ticket::Discard => self.cache.extent_discarded(done.result.is_ok()),
-            Ticket::Payloads(read) => self.payloads_read(&read, &done, fx),
+            Ticket::Payloads(read) => self.payloads_read(&read, &mut done, fx),
             Ticket::Fetch(fetch) => self.requests.fetched(&mut self.cache, fetch, at, done, fx),
             Ticket::DestageWrite(destage) => self.destaging.written(&mut self.cache, destage, done),
             Ticket::PrimaryFlush(flush) => self.primary_flushed(*flush, &done.result, fx),
@@ -431,7 +431,7 @@ impl Engine {
     }
 
     /// Hands the payloads of a completed or failed read to the room that requested them.
-    fn payloads_read(&mut self, read: &SegmentRead, done: &Completion, fx: &mut Effects) {
+    fn payloads_read(&mut self, read: &SegmentRead, done: &mut Completion, fx: &mut Effects) {
         self.cache.end_read(read);
         match read.reader {
             Reader::Read(op) => self.requests.ssd_read(&mut self.cache, op, read, done, fx),

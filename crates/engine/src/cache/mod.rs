@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Instant, Io, VolumeId};
+use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Instant, Io, IoBuf, VolumeId};
 use forebay_format::{PAGE, SegmentSeq};
 use forebay_policy::{EvictionPolicy, RateBound, WearBudget};
 
@@ -197,12 +197,21 @@ impl Cache {
 
     /// Sends a read of payloads; it ends in [`crate::Shard::complete`].
     pub(crate) fn read_payloads(&mut self, read: SegmentRead, fx: &mut Effects) {
+        let buf = self.config.buffers.get(read.place().1.len());
+        self.read_payloads_into(buf, read, fx);
+    }
+
+    /// Does the same with a buffer of the length of the read.
+    pub(crate) fn read_payloads_into(&mut self, buf: IoBuf, read: SegmentRead, fx: &mut Effects) {
         self.log.begin_read(&read);
         let (index, range) = read.place();
         // Only the pages of payloads: one between them may be free, and must stay so.
         let pages = self.contents.pages();
         read.items.iter().for_each(|item| pages.hold_place(&item.place));
-        self.read_segment(fx, index, range.start, range.len(), Ticket::Payloads(read));
+        let start = self.segment_offset(index) + u64::from(range.start);
+        let range = ByteRange::new(start, range.len() as u64);
+        let ticket = Ticket::Payloads(read);
+        self.send(fx, Target::Cache, ticket, |tag| Io::read(tag, range, buf));
     }
 
     /// Notes that a read of payloads has ended.

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use forebay_block::{Completion, Instant};
+use smallvec::{SmallVec, smallvec};
 
 use crate::contents::{Place, Stored};
 use crate::key::Key;
@@ -40,7 +41,7 @@ pub struct SegmentRead {
     /// The range to read, in bytes from the start of the segment.
     range: Range<u32>,
     /// The payloads in the range.
-    pub items: Vec<Stored>,
+    pub items: SmallVec<[Stored; 1]>,
 }
 
 /// The rule for reading payloads together.
@@ -67,12 +68,12 @@ impl SegmentRead {
     /// A read of the pages of one payload.
     pub fn one(reader: Reader, item: Stored) -> Self {
         let index = item.place.segment as usize;
-        Self { reader, index, range: item.place.pages(), items: vec![item] }
+        Self { reader, index, range: item.place.pages(), items: smallvec![item] }
     }
 
     /// A read of a part of a segment.
     pub fn part(reader: Reader, index: usize, range: Range<u32>) -> Self {
-        Self { reader, index, range, items: Vec::new() }
+        Self { reader, index, range, items: SmallVec::new() }
     }
 
     /// A read of the next payloads, in order of their places, as long as they are near each other.

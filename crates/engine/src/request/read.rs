@@ -8,8 +8,10 @@
 use forebay_block::{
     BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, IoBuf, IoError, VolumeId,
 };
+use forebay_codec::crc32c;
 use forebay_format::EntryKind;
 use forebay_policy::Standing;
+use smallvec::SmallVec;
 
 use crate::api::primary::Lookup;
 use crate::api::{Bypass, Effects, Health, Mode, Request, Tier};
@@ -152,7 +154,7 @@ impl Requests {
         let distrusts = cache.volume(volume).distrusted;
         let merges = self.is_merge(op);
         let mut found = Found::default();
-        let mut ssd: Vec<Stored> = Vec::new();
+        let mut ssd = Items::new();
         let mut missing = BlockRange::default();
         for block in blocks.iter() {
             let key = Key::new(volume, block);
@@ -266,7 +268,7 @@ impl Requests {
 
     /// Reads payloads from the cache device, neighbors with one read. The device guarantees no
     /// order, so blocks whose record is still being written are read after that write has ended.
-    fn read_ssd(&mut self, cache: &mut Cache, op: Id, mut items: Vec<Stored>, fx: &mut Effects) {
+    fn read_ssd(&mut self, cache: &mut Cache, op: Id, mut items: Items, fx: &mut Effects) {
         if !items.is_empty() {
             self.wait_for(op, Tier::Cache);
         }
@@ -278,10 +280,32 @@ impl Requests {
             }
             is_written
         });
-        for read in SegmentRead::all(Reader::Read(op), Near::Bytes(PACK_GAP), items) {
+        if let [item] = items[..] {
+            let lent = self.lend(op, &item);
+            let buf = lent.unwrap_or_else(|| cache.config.buffers.get(item.place.pages().len()));
+            self.add_part(op);
+            return cache.read_payloads_into(buf, SegmentRead::one(Reader::Read(op), item), fx);
+        }
+        for read in SegmentRead::all(Reader::Read(op), Near::Bytes(PACK_GAP), items.into_vec()) {
             self.add_part(op);
             cache.read_payloads(read, fx);
         }
+    }
+
+    /// Takes the buffer of a read that consists of just one block, which is stored as it is: the
+    /// device reads into it. [`Requests::ssd_read`] gives it back.
+    fn lend(&mut self, op: Id, item: &Stored) -> Option<IoBuf> {
+        let Op::Read(read) = self.ops.get_mut(op) else { return None };
+        let block = BlockRange { first: item.key.block(), count: 1 };
+        let is_all = read.range == block.bytes() && read.buf.len() == BLOCK_SIZE;
+        let lends = is_all && read.parts == 1 && item.place.kind == EntryKind::Raw;
+        lends.then(|| std::mem::replace(&mut read.buf, IoBuf::empty()))
+    }
+
+    /// Whether the buffer of a read was lent to the device.
+    fn has_lent(&self, op: Id) -> bool {
+        let Op::Read(read) = self.ops.get(op) else { return false };
+        read.buf.is_empty() && !matches!(read.owner, ReadOwner::Prefetch(_))
     }
 
     /// Handles the end of a read of the cache device.
@@ -290,9 +314,12 @@ impl Requests {
         cache: &mut Cache,
         op: Id,
         read: &SegmentRead,
-        done: &Completion,
+        done: &mut Completion,
         fx: &mut Effects,
     ) {
+        if self.has_lent(op) {
+            return self.lent_read(cache, op, read, done, fx);
+        }
         let mut room = [0; BLOCK_SIZE];
         for item in &read.items {
             let payload = read.payload(done, item);
@@ -303,6 +330,30 @@ impl Requests {
                 }
                 None => self.bad_payload(cache, op, item, done.result.as_ref().err(), fx),
             }
+        }
+        self.part_done(cache, op, Ok(()), fx);
+    }
+
+    /// Handles the end of a read of the cache device into the buffer of a client.
+    fn lent_read(
+        &mut self,
+        cache: &mut Cache,
+        op: Id,
+        read: &SegmentRead,
+        done: &mut Completion,
+        fx: &mut Effects,
+    ) {
+        let item = &read.items[0];
+        let payload = read.payload(done, item);
+        let is_good = payload.is_some_and(|payload| crc32c(payload) == item.place.crc);
+        if is_good {
+            self.promote(cache, op, item, &done.buf, fx);
+        }
+        if let Op::Read(read) = self.ops.get_mut(op) {
+            read.buf = std::mem::replace(&mut done.buf, IoBuf::empty());
+        }
+        if !is_good {
+            self.bad_payload(cache, op, item, done.result.as_ref().err(), fx);
         }
         self.part_done(cache, op, Ok(()), fx);
     }
@@ -461,6 +512,9 @@ fn copy_from_ram(ram: &mut Ram, read: &mut ReadOp, key: Key) -> bool {
     }
     ram.get(key).map(|bytes| copy_into(read, key.block(), bytes)).is_some()
 }
+
+/// Blocks to read from the cache device, mostly one.
+type Items = SmallVec<[Stored; 1]>;
 
 /// Payloads with fewer bytes than this between them are read together.
 const PACK_GAP: u32 = 8;

@@ -63,6 +63,13 @@ impl Bed {
         self.submit(IoOp::Prefetch, ByteRange::new(first * BLOCK, count * BLOCK), &[], false)
     }
 
+    /// Reads the blocks from `first` on that fill a buffer.
+    pub fn read_into(&mut self, buf: IoBuf, first: u64) -> RequestId {
+        let range = ByteRange::new(first * BLOCK, buf.len() as u64);
+        let (id, flags, bypass) = (RequestId(0), IoFlags::default(), None);
+        self.take(Request { id, volume: VOLUME, op: IoOp::Read, range, flags, buf, bypass })
+    }
+
     /// Reads blocks, bypassing the cache.
     pub fn read_past(&mut self, first: u64, count: u64, why: Bypass) -> RequestId {
         let range = ByteRange::new(first * BLOCK, count * BLOCK);
@@ -135,7 +142,7 @@ impl Bed {
         self.deliver();
     }
 
-    fn tell(&mut self, ticket: Ticket, at: Instant, done: Completion) {
+    fn tell(&mut self, ticket: Ticket, at: Instant, mut done: Completion) {
         let Rooms { cache, fx, .. } = &mut self.rooms;
         match ticket {
             Ticket::Fetch(fetch) => self.requests.fetched(cache, fetch, at, done, fx),
@@ -143,7 +150,7 @@ impl Bed {
             Ticket::Payloads(read) => {
                 cache.log.end_read(&read);
                 let Reader::Read(op) = read.reader else { panic!("{:?}", read.reader) };
-                self.requests.ssd_read(cache, op, &read, &done, fx);
+                self.requests.ssd_read(cache, op, &read, &mut done, fx);
             }
             other => panic!("{other:?}"),
         }

@@ -36,6 +36,37 @@ fn neighbors_of_a_record_are_read_with_one_request() {
     assert_eq!(bed.bytes(), [content(5), content(6), content(7)].concat());
 }
 
+/// No byte of such a block is copied: where the client's buffer is, the answer must be.
+#[test]
+fn a_block_stored_as_it_is_is_read_into_the_buffer_of_the_client() {
+    for (count, spoilt, lends) in [(1, false, true), (1, true, true), (2, false, false)] {
+        let mut bed = Bed::with_ram(0);
+        bed.rooms.clean(5..5 + count);
+        if spoilt {
+            bed.rooms.spoil(5);
+        }
+        let buf = IoBuf::zeroed((count * BLOCK) as usize);
+        let mine = buf.as_ptr();
+        bed.read_into(buf, 5);
+        let read = bed.read_of(Target::Cache);
+        assert_eq!(read.1.buf.as_ptr() == mine, lends);
+        bed.end(read, Ok(()));
+        if spoilt {
+            let read = bed.read_of(PRIMARY);
+            bed.end(read, Ok(()));
+        }
+        let answer = bed.rooms.fx.replies.last().expect("it is answered");
+        assert_eq!(answer.buf.as_ptr(), mine);
+        let on_primary = |_| vec![0; BLOCK_SIZE];
+        let blocks = 5..5 + count;
+        let expected: Vec<u8> = match spoilt {
+            true => blocks.flat_map(on_primary).collect(),
+            false => blocks.flat_map(content).collect(),
+        };
+        assert!(bed.bytes() == expected, "{count} blocks, spoilt: {spoilt}");
+    }
+}
+
 #[test]
 fn a_read_of_hits_and_misses_is_answered_when_all_parts_are_there() {
     let mut bed = Bed::dirty([6]);
