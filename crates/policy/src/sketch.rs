@@ -33,6 +33,8 @@ pub struct Sketch {
     /// Lines swept in this period.
     swept: usize,
     counted: u64,
+    /// The number of requests in the period at which the next line is swept.
+    sweep_at: u64,
     halve_at: u64,
 }
 
@@ -50,6 +52,7 @@ impl Sketch {
             period: 0,
             swept: 0,
             counted: 0,
+            sweep_at: 0,
             halve_at: blocks * period,
         }
     }
@@ -81,17 +84,27 @@ impl Sketch {
     /// Moves on by one request in the period. Returns true if that halved all counts.
     pub fn pass(&mut self) -> bool {
         self.counted += 1;
-        let due = u128::from(self.counted) * self.lines.len() as u128;
+        if self.counted >= self.sweep_at {
+            self.sweep();
+        }
+        let over = self.counted >= self.halve_at;
+        if over {
+            (self.counted, self.swept, self.sweep_at) = (0, 0, 0);
+            self.period = self.period.wrapping_add(1);
+        }
+        over
+    }
+
+    /// Settles the lines that are due by now: all by the end of the period.
+    fn sweep(&mut self) {
+        let lines = self.lines.len() as u128;
+        let due = u128::from(self.counted) * lines;
         while (self.swept as u128 + 1) * u128::from(self.halve_at) <= due {
             self.settle(self.swept);
             self.swept += 1;
         }
-        let over = self.counted >= self.halve_at;
-        if over {
-            (self.counted, self.swept) = (0, 0);
-            self.period = self.period.wrapping_add(1);
-        }
-        over
+        let next = ((self.swept as u128 + 1) * u128::from(self.halve_at)).div_ceil(lines);
+        self.sweep_at = u64::try_from(next).unwrap_or(u64::MAX);
     }
 
     /// Halves a line if the period has changed since it was. A sweep has passed it in each period,
@@ -126,8 +139,8 @@ impl Sketch {
         let hash = scramble(key);
         let line = self.line(hash);
         let half = LINE_COUNTERS as u32 / ROWS;
-        let low = scramble(hash);
-        let spot = |row: u32| row * half + (low >> (row * 8)) as u32 % half;
+        // The upper bits choose the line.
+        let spot = |row: u32| row * half + (hash >> (row * 8)) as u32 % half;
         (line, [spot(0), spot(1)])
     }
 }
