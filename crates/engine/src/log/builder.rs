@@ -221,6 +221,11 @@ impl Builder {
         self.fits(self.pages_with(self.whole, self.packed.len(), 1))
     }
 
+    /// Whether another entry without payload fits without making the record longer.
+    pub fn has_room_in_page(&self) -> bool {
+        self.fits_bare() && self.pages_with(self.whole, self.packed.len(), 1) == self.pages()
+    }
+
     fn fits(&self, pages: usize) -> bool {
         let cells = self.cells() + ENTRY_CELLS;
         cells <= RECORD_CELLS_MAX && pages <= self.pages_max && self.rest.fits(pages, cells)

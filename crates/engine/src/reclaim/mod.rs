@@ -14,13 +14,14 @@ use crate::api::Effects;
 use crate::cache::Cache;
 use crate::contents::Stored;
 use crate::key::{Key, KeyMap};
-use crate::limits::{RECLAIM_RESERVE, WARM_BLOCKS, step};
+use crate::limits::{RECLAIM_RESERVE, step};
 use crate::log::read::{Reader, SegmentRead};
 use crate::log::{Log, SegmentState};
 use crate::note::Note;
 
 mod copy;
 mod join;
+mod name;
 mod sort;
 
 use copy::READ_PAUSE;
@@ -40,6 +41,8 @@ pub struct Reclaim {
     in_vain: u64,
     lap: Lap,
     named: Named,
+    /// From then on the blocks of the segment being copied are named at once.
+    name_at: Instant,
 }
 
 /// Blocks of the store that a segment names, and that later entries have named again. Reclaim may
@@ -342,11 +345,16 @@ impl Reclaim {
         u64::from(cache.config.segment_size) * IN_VAIN_SEGMENTS_MAX / parts
     }
 
+    /// The number of segments that are kept free for what clients write while one is freed.
+    fn ahead(cache: &Cache) -> u64 {
+        let ahead = (cache.log.len() / STORE_AHEAD).clamp(1, STORE_AHEAD_MAX);
+        if cache.store.exists() { ahead } else { 0 }
+    }
+
     fn begin(&mut self, cache: &mut Cache, fx: &mut Effects) -> bool {
         self.take_client_bytes(&mut cache.log);
         let total = cache.log.len();
-        let ahead = (total / STORE_AHEAD).clamp(1, STORE_AHEAD_MAX);
-        let reserve = RECLAIM_RESERVE + if cache.store.exists() { ahead } else { 0 };
+        let reserve = RECLAIM_RESERVE + Self::ahead(cache);
         let low = free_segments_wanted(total, reserve) + cache.stuck_reserve();
         let (dirty, limit) = (cache.contents.dirty().blocks(), cache.dirty_limit());
         let high = low + total * FREE_PERCENT_MORE / 100 * dirty.min(limit) / limit;
@@ -434,36 +442,6 @@ impl Reclaim {
     fn rests_on_store(cache: &mut Cache) -> bool {
         let first = cache.log.len() as u32;
         cache.log.builder().rests_on_store(first)
-    }
-
-    /// Names the blocks of the store again that the segment names.
-    fn name_again(&mut self, cache: &mut Cache, fx: &mut Effects) {
-        let mut warm = 0;
-        while let Some(job) = self.job_mut()
-            && let Some(&item) = job.to_name.front()
-        {
-            if warm == 0 {
-                warm = WARM_BLOCKS;
-                let next = || job.to_name.iter().take(WARM_BLOCKS);
-                cache.warm_index(next().map(|item| item.key));
-                let (pages, _) = cache.contents.pages_and_index();
-                next().for_each(|item| pages.warm(&item.place));
-            }
-            warm -= 1;
-            let now = cache.contents.same_version(item.key, &item.place);
-            let now = now.filter(|_| !cache.contents.is_unnamed(item.key));
-            if let Some(now) = now
-                && !cache.push_mapping(fx, item.key, now)
-            {
-                return;
-            }
-            let job = self.going();
-            job.to_name.pop_front();
-            let seq = job.seq;
-            if now.is_some() {
-                self.named.note(seq, item.key);
-            }
-        }
     }
 
     /// Whether no clean block may be kept, since that would not make room.

@@ -8,6 +8,7 @@ use forebay_policy::Candidate;
 
 use super::copy::READ_PAUSE;
 use super::join::Joining;
+use super::name::NAME_PATIENCE;
 use super::{Job, Named, Reclaim, State};
 use crate::api::Effects;
 use crate::cache::Cache;
@@ -88,6 +89,7 @@ impl Reclaim {
         let at = |item: &Stored| (item.place.segment, item.place.offset);
         job.to_read.make_contiguous().sort_unstable_by_key(at);
         self.enter(&mut cache.log, State::Copying(job));
+        self.name_at = cache.now + NAME_PATIENCE;
         self.name_again(cache, fx);
         self.read_copies(cache, fx);
         self.read_rebases(cache, fx);

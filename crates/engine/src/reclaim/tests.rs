@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use forebay_block::{ErrorKind, Io, IoResult, VolumeId};
-use forebay_format::{EntryKind, decode_record};
+use forebay_format::{ENTRY_CELLS, EntryKind, RECORD_CELLS_MAX, decode_record};
 use forebay_policy::{Candidate, EvictionPolicy, Touch};
 
+use super::name::NAME_PATIENCE;
 use super::*;
 use crate::api::{ContentLocality, Health, Part, Target};
 use crate::contents::Place;
@@ -465,22 +466,74 @@ fn copies_wait_for_records_in_flight_when_one_segment_is_free() {
 
 /// A log whose oldest segment names blocks 4 and 5 in the store.
 fn named() -> Bed {
+    named_with(3)
+}
+
+/// The same with this many free segments.
+fn named_with(free: u64) -> Bed {
     let mut rooms = Rooms::with_store();
     rooms.clean([4, 5]);
     rooms.stored(&[4, 5]);
-    rooms.fill_to(3);
+    rooms.fill_to(free);
     let mut bed = Bed::on(rooms);
     bed.rooms.fx.ios.clear();
     bed
 }
 
 /// Decides about the blocks of the oldest segment.
-fn sort(bed: &mut Bed) {
+fn decide(bed: &mut Bed) {
     let footer = bed.read();
     bed.end(footer, Ok(()));
     while bed.reclaim.is_sorting() {
         bed.pump();
     }
+}
+
+/// Decides about the blocks of the oldest segment, and names those that have waited long enough.
+fn sort(bed: &mut Bed) {
+    decide(bed);
+    bed.rooms.cache.now = bed.rooms.cache.now + NAME_PATIENCE;
+    bed.pump();
+}
+
+#[test]
+fn entries_wait_for_room_in_the_last_page_of_a_clients_record() {
+    let named = |bed: &mut Bed| {
+        let pending = &bed.rooms.log.builder().pending;
+        pending.iter().filter(|item| matches!(item.expect, Expect::At(_))).count()
+    };
+    let fill = |bed: &mut Bed| {
+        let Rooms { cache, fx, .. } = &mut bed.rooms;
+        bed.reclaim.fill_record(cache, fx);
+    };
+    let mut bed = named_with(4);
+    decide(&mut bed);
+    bed.pump();
+    fill(&mut bed);
+    assert_eq!(named(&mut bed), 0, "there is time");
+    let builder = bed.rooms.log.builder();
+    // Of the entries of this record one more fits the page.
+    while builder.cells() + 2 * ENTRY_CELLS <= RECORD_CELLS_MAX {
+        builder.push_bare(key(90), 1, EntryKind::Zero, true, Expect::Always);
+    }
+    fill(&mut bed);
+    assert_eq!((named(&mut bed), bed.rooms.log.builder().pages()), (1, 1));
+    bed.rooms.log_record();
+    bed.pump();
+    assert_eq!(named(&mut bed), 0);
+    bed.rooms.log.builder().push_bare(key(90), 1, EntryKind::Zero, true, Expect::Always);
+    fill(&mut bed);
+    assert_eq!(named(&mut bed), 1);
+    bed.pump();
+    assert!(bed.reclaim.job().is_none_or(|job| job.to_name.is_empty()));
+}
+
+#[test]
+fn entries_do_not_wait_when_few_segments_are_free() {
+    let mut bed = named_with(2);
+    decide(&mut bed);
+    bed.pump();
+    assert_eq!(bed.copies().len(), 2);
 }
 
 #[test]

@@ -37,6 +37,7 @@ impl Engine {
             self.cache.form.background().turn_is_over() || self.reclaim.fills_last(&mut self.cache);
         let grows = goes_on && self.cache.log.builder().complete.is_empty();
         if self.cache.log.in_flight() < RECORDS_IN_FLIGHT && !grows && !self.cache.holds_record() {
+            self.reclaim.fill_record(&mut self.cache, fx);
             self.cache.close_record(fx);
         }
     }
