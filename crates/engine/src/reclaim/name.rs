@@ -1,5 +1,5 @@
-//! Naming again: blocks of the store that the oldest segment names get another entry, since that one
-//! is about to go.
+//! Naming again: blocks of the store that the oldest segment names get another entry, since that
+//! one is about to go.
 //!
 //! Entries have no pages of their own while there is time. A record takes whole pages, of which a
 //! client's write rarely fills the last one, so the entries go there.
