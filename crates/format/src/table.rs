@@ -101,6 +101,11 @@ impl TableLen {
         Self { unit_entries, cells: 0, run: None }
     }
 
+    /// Begins anew.
+    pub fn clear(&mut self) {
+        *self = Self::new(self.unit_entries);
+    }
+
     /// Adds an entry of the record, which may be a mapping.
     pub fn push(&mut self, mapped: Option<Mapped>) {
         let mapped = mapped.filter(|_| self.unit_entries);

@@ -159,7 +159,6 @@ pub struct Builder {
     /// The entries so far, and their length in the record if all still count when it is closed.
     pub pending: Vec<Pending>,
     len: TableLen,
-    unit_entries: bool,
     /// Operations that wait for the record.
     pub waiters: Vec<Id>,
     /// Operations whose last block is in the record.
@@ -179,7 +178,6 @@ impl Builder {
             packed: Vec::new(),
             pending: Vec::new(),
             len: TableLen::new(unit_entries),
-            unit_entries,
             waiters: Vec::new(),
             complete: Vec::new(),
         }
@@ -405,7 +403,7 @@ impl Builder {
     /// Forgets the entries, which have been taken into a record.
     pub fn clear_entries(&mut self) {
         self.pending.clear();
-        self.len = TableLen::new(self.unit_entries);
+        self.len.clear();
     }
 
     /// Discards the record.

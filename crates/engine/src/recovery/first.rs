@@ -188,6 +188,7 @@ impl Start {
             let Some(sifted) = r.sifted.remove(&i) else { return };
             r.apply = seq.next();
             let found = &r.survey.found[i];
+            // Its footer tells both, since it was not read record by record.
             let lens = (found.entries() as usize, found.cells(&[], cache.config.unit_entries));
             self.load_segment(cache, seq, i, lens);
             for Sifted { ordinal, entry, is_dirty } in sifted {
