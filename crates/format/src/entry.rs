@@ -100,6 +100,26 @@ impl EntryKind {
         matches!(self, Self::Raw | Self::Lz4 | Self::Zstd)
     }
 
+    /// The number of a kind whose payload alone yields the block, where two bits are left for it.
+    pub(crate) fn whole_number(self) -> u8 {
+        match self {
+            Self::Raw => 1,
+            Self::Lz4 => 2,
+            Self::Zstd => 3,
+            other => unreachable!("{other:?} was checked to be a whole block"),
+        }
+    }
+
+    /// The kind with this number among these.
+    pub(crate) fn from_whole_number(number: u8) -> Option<Self> {
+        match number {
+            1 => Some(Self::Raw),
+            2 => Some(Self::Lz4),
+            3 => Some(Self::Zstd),
+            _ => None,
+        }
+    }
+
     /// Whether entries of this kind have a payload.
     #[must_use]
     pub fn has_payload(self) -> bool {
@@ -288,12 +308,7 @@ impl NamedBase {
     }
 
     fn kind_number(self) -> u8 {
-        match self.kind {
-            EntryKind::Raw => 1,
-            EntryKind::Lz4 => 2,
-            EntryKind::Zstd => 3,
-            other => unreachable!("{other:?} was checked to be no base"),
-        }
+        self.kind.whole_number()
     }
 
     /// Offset and length as one number, with the length in the upper 13 bits.
@@ -302,12 +317,7 @@ impl NamedBase {
     }
 
     fn from_extent(kind: u8, extent: u32, back: u16) -> Option<Self> {
-        let kind = match kind {
-            1 => EntryKind::Raw,
-            2 => EntryKind::Lz4,
-            3 => EntryKind::Zstd,
-            _ => return None,
-        };
+        let kind = EntryKind::from_whole_number(kind)?;
         let offset = (extent & ((1 << BASE_OFFSET_BITS) - 1)) * PACKED_ALIGN;
         Some(Self { back, offset, len: (extent >> BASE_OFFSET_BITS) as u16, kind })
     }
@@ -327,8 +337,9 @@ impl NamedBase {
     }
 }
 
-/// Bits of an extent's number; the page of the unit has the other 8 of 32 bits.
-const EXTENT_BITS: u32 = 24;
+/// Bits of an extent's number; the page of the unit, or in a unit entry the number of blocks, has
+/// the other 8 of 32 bits.
+pub(crate) const EXTENT_BITS: u32 = 24;
 
 impl StoreUnit {
     fn number(self) -> u32 {

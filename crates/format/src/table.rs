@@ -9,7 +9,10 @@ use std::ops::Range;
 use forebay_block::VolumeId;
 
 use crate::bytes::{Reader, Writer};
-use crate::entry::{ENTRY_BYTES, Entry, EntryKind, FLAG_FIRST, StoreUnit, put_block, take_block};
+use crate::entry::{
+    ENTRY_BYTES, EXTENT_BITS, Entry, EntryKind, FLAG_FIRST, PACKED_ALIGN, StoreUnit, put_block,
+    take_block,
+};
 use crate::error::{FormatError, ensure_eq, ensure_max, ensure_min};
 use crate::{FORMAT_VERSION, PAGE, SEGMENT_SIZE_MAX};
 
@@ -32,8 +35,6 @@ const KIND_AT: usize = 6;
 /// Version of a structure with unit entries; in one of [`FORMAT_VERSION`] each entry is alone.
 const VERSION_WITH_UNITS: u16 = 2;
 
-/// Bits of a unit's extent; the number of blocks has the other 8 of 32 bits.
-const EXTENT_BITS: u32 = 24;
 // Of the second half of a block's cell, from the lowest bit on: the payload's offset from the start
 // of the unit in units of eight bytes, its length, the kind, the block's distance from the first.
 const OFFSET_BITS: u32 = 11;
@@ -44,7 +45,6 @@ const LEN_SHIFT: u32 = OFFSET_BITS;
 const KIND_SHIFT: u32 = LEN_SHIFT + LEN_BITS;
 const DISTANCE_SHIFT: u32 = KIND_SHIFT + KIND_BITS;
 const DIRTY_SHIFT: u32 = DISTANCE_SHIFT + DISTANCE_BITS;
-const OFFSET_UNIT: u32 = 8;
 
 /// A mapping, as far as it decides with which others it can be encoded together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,7 +101,7 @@ impl TableLen {
         Self { unit_entries, cells: 0, run: None }
     }
 
-    /// Begins anew.
+    /// Removes all entries.
     pub fn clear(&mut self) {
         *self = Self::new(self.unit_entries);
     }
@@ -175,24 +175,15 @@ fn put_unit(w: &mut Writer<'_>, unit: Mapped, run: &[Entry]) {
     w.u32((run.len() as u32) << EXTENT_BITS | unit.extent);
     w.u32(unit.page);
     for entry in run {
-        let offset = (entry.offset - unit.page * PAGE as u32) / OFFSET_UNIT;
+        let offset = (entry.offset - unit.page * PAGE as u32) / PACKED_ALIGN;
         w.u32(entry.crc);
         w.u32(
             offset
                 | u32::from(entry.len) << LEN_SHIFT
-                | kind_number(entry.kind) << KIND_SHIFT
+                | u32::from(entry.kind.whole_number()) << KIND_SHIFT
                 | ((entry.block - unit.block) as u32) << DISTANCE_SHIFT
                 | u32::from(entry.dirty) << DIRTY_SHIFT,
         );
-    }
-}
-
-fn kind_number(kind: EntryKind) -> u32 {
-    match kind {
-        EntryKind::Raw => 1,
-        EntryKind::Lz4 => 2,
-        EntryKind::Zstd => 3,
-        other => unreachable!("{other:?} was checked not to be in the store"),
     }
 }
 
@@ -324,20 +315,17 @@ fn take_unit(r: &mut Reader<'_>, unit: &mut Vec<Entry>) -> Result<(), FormatErro
         ensure_eq("reserved bits of a block", at + 4, u64::from(bits >> DIRTY_SHIFT >> 1), 0)?;
         let number = part(KIND_SHIFT, KIND_BITS);
         ensure_min("kind of a block", at + 4, u64::from(number), 1)?;
+        let kind = EntryKind::from_whole_number(number as u8).expect("two bits, not zero");
         let block = first_block + u64::from(part(DISTANCE_SHIFT, DISTANCE_BITS));
         let least = unit.last().map_or(first_block, |before| before.block + 1);
         ensure_min("block of a unit entry", at + 4, block, least)?;
         let most = if nth == 0 { first_block } else { u64::MAX };
         ensure_max("first block of a unit entry", at + 4, block, most)?;
-        let offset = part(0, OFFSET_BITS) * OFFSET_UNIT;
+        let offset = part(0, OFFSET_BITS) * PACKED_ALIGN;
         let entry = Entry {
             volume,
             block,
-            kind: match number {
-                1 => EntryKind::Raw,
-                2 => EntryKind::Lz4,
-                _ => EntryKind::Zstd,
-            },
+            kind,
             dirty: part(DIRTY_SHIFT, 1) > 0,
             first: nth == 0 && flags & FLAG_FIRST > 0,
             offset: page * PAGE as u32 + offset,

@@ -208,10 +208,7 @@ impl Cache {
         // Only the pages of payloads: one between them may be free, and must stay so.
         let pages = self.contents.pages();
         read.items.iter().for_each(|item| pages.hold_place(&item.place));
-        let start = self.segment_offset(index) + u64::from(range.start);
-        let range = ByteRange::new(start, range.len() as u64);
-        let ticket = Ticket::Payloads(read);
-        self.send(fx, Target::Cache, ticket, |tag| Io::read(tag, range, buf));
+        self.read_segment_into(fx, index, range.start, buf, Ticket::Payloads(read));
     }
 
     /// Notes that a read of payloads has ended.
@@ -260,8 +257,20 @@ impl Cache {
         len: usize,
         ticket: Ticket,
     ) {
-        let range = ByteRange::new(self.segment_offset(index) + u64::from(at), len as u64);
         let buf = self.config.buffers.get(len);
+        self.read_segment_into(fx, index, at, buf, ticket);
+    }
+
+    fn read_segment_into(
+        &mut self,
+        fx: &mut Effects,
+        index: usize,
+        at: u32,
+        buf: IoBuf,
+        ticket: Ticket,
+    ) {
+        let start = self.segment_offset(index) + u64::from(at);
+        let range = ByteRange::new(start, buf.len() as u64);
         self.send(fx, Target::Cache, ticket, |tag| Io::read(tag, range, buf));
     }
 

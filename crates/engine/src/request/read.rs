@@ -299,7 +299,7 @@ impl Requests {
         let block = BlockRange { first: item.key.block(), count: 1 };
         let is_all = read.range == block.bytes() && read.buf.len() == BLOCK_SIZE;
         let lends = is_all && read.parts == 1 && item.place.kind == EntryKind::Raw;
-        lends.then(|| std::mem::replace(&mut read.buf, IoBuf::empty()))
+        lends.then(|| std::mem::take(&mut read.buf))
     }
 
     /// Whether the buffer of a read was lent to the device.
@@ -350,7 +350,7 @@ impl Requests {
             self.promote(cache, op, item, &done.buf, fx);
         }
         if let Op::Read(read) = self.ops.get_mut(op) {
-            read.buf = std::mem::replace(&mut done.buf, IoBuf::empty());
+            read.buf = std::mem::take(&mut done.buf);
         }
         if !is_good {
             self.bad_payload(cache, op, item, done.result.as_ref().err(), fx);
