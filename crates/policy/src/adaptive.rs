@@ -4,8 +4,9 @@
 //! The owner tells every request ([`Adaptive::on_read`], [`Adaptive::on_write`]), keeps for each
 //! block the stamp of its last request ([`Adaptive::stamp`]), and asks which of a sample goes
 //! ([`Adaptive::choose_victim`]). Only reads count as requests and as misses: a write brings its
-//! data along, so having had the block saves nothing. A shadow that misses less takes over only if
-//! it does so clearly; else the rule would change with noise, and each change costs misses.
+//! data along, so having had the block saves nothing; and reads that all shadows miss tell nothing
+//! about them. A shadow takes over only if it misses fewer by more than chance would explain; else
+//! the rule would change with noise, and each change costs misses.
 
 use std::hash::Hasher;
 
@@ -23,13 +24,12 @@ const PLACES_MAX: u64 = 16384;
 /// Stamps in the time that the cache is filled once.
 const STAMPS_PER_FILL: u64 = 16;
 /// Reads between two comparisons of the shadows, for each of their places.
-const COMPARED_AFTER: f32 = 0.5;
+const COMPARED_AFTER: f32 = 1.0 / 16.0;
 /// Share of the misses that is forgotten at a comparison.
-const FORGOTTEN: f32 = 0.015;
-/// A shadow takes over if it missed less than this share of the current one's misses; recency does
-/// if it missed less, and is left only for more.
-const CLEARLY: f32 = 0.997;
-const FROM_RECENCY: f32 = 0.995;
+const FORGOTTEN: f32 = 0.0019;
+/// A shadow takes over if it missed fewer reads than the current one, by more than this multiple of
+/// the square root of the current one's misses.
+const MARGIN: f32 = 0.15;
 
 /// A cached block, or several that are freed together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,8 +111,11 @@ impl Adaptive {
         self.shadows.learn(asked, |key| self.counts.of(key));
         self.counts.count(key);
         let held = self.shadows.ask(asked, |key| self.counts.of(key));
-        for (missed, held) in self.missed.iter_mut().zip(held) {
-            *missed += f32::from(u8::from(!held));
+        // A read that all miss tells nothing about them, and most reads may be first ones.
+        if held.contains(&true) {
+            for (missed, held) in self.missed.iter_mut().zip(held) {
+                *missed += f32::from(u8::from(!held));
+            }
         }
         self.reads += 1;
         if self.reads as f32 >= COMPARED_AFTER * self.places as f32 {
@@ -205,12 +208,8 @@ impl Adaptive {
         let missed = |&shadow: &usize| self.missed[shadow];
         let best = (0..SHADOWS).min_by(|a, b| missed(a).total_cmp(&missed(b)));
         let best = best.unwrap_or(Rule::RECENCY);
-        let clearly = match (self.current, best) {
-            (_, Rule::RECENCY) => 1.0,
-            (Rule::RECENCY, _) => FROM_RECENCY,
-            _ => CLEARLY,
-        };
-        if self.missed[best] < self.missed[self.current] * clearly {
+        let current = self.missed[self.current];
+        if current - self.missed[best] > MARGIN * current.sqrt() {
             self.current = best;
         }
         self.missed.iter_mut().for_each(|missed| *missed *= 1.0 - FORGOTTEN);
@@ -293,6 +292,15 @@ mod tests {
         assert!(recency.0 < 1500 && frequency.0 > 5000, "{recency:?} {frequency:?}");
         assert!(recency.1 > 18_000 && frequency.1 < 14_000, "{recency:?} {frequency:?}");
         assert!(adaptive.0 > 4500 && adaptive.1 > 15_000, "{adaptive:?}");
+    }
+
+    #[test]
+    fn first_reads_do_not_hide_the_better_rule() {
+        // One read in 300 is of one of 8 blocks, the others are of blocks that never come again.
+        let keys = || (0..90_000).map(|at| if at % 300 == 0 { at / 300 % 8 } else { 100 + at });
+        let hits = |policy| Cache::new(policy).hits(keys());
+        let (recency, adaptive) = (hits(Adaptive::recency(BLOCKS)), hits(Adaptive::new(BLOCKS)));
+        assert!(recency == 0 && adaptive > 200, "{recency} {adaptive}");
     }
 
     #[test]
