@@ -27,7 +27,7 @@ pub use device::BlockDevice;
 pub use emulate::{EmulatedDevice, Profile};
 pub use error::OpenError;
 pub use file::{Direct, FileDevice, OpenMode};
-pub use huge::HugePages;
+pub use huge::{HugePages, populate};
 pub use layer::watch::{Watch, WatchedDevice};
 pub use memory::MemoryDevice;
 pub use nbd::{Debts, HANDSHAKE_PATIENCE, Ledger, Line, NbdDevice, Parting, STRAGGLE_MAX, Terms};

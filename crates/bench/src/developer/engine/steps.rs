@@ -7,9 +7,13 @@
 //! many dirty blocks changes, a flush of the primary fails that covers many of them, similar blocks
 //! are looked for and no longer, long ranges are discarded, and the cache device fails while many
 //! blocks are dirty.
+//!
+//! Memory is committed 2 MiB at a time, when it is used first. In a virtual machine whose host has
+//! to find this memory, that alone takes several milliseconds.
 
 use std::time::Duration;
 
+use forebay_device::populate;
 use serde_json::json;
 
 use super::harness::{CALLS, Harness, Layout};
@@ -26,6 +30,9 @@ pub struct Args {
     /// MiB of the cache device, which is in memory, as is a primary of twice the size
     #[arg(long, default_value_t = 2048)]
     mib: u64,
+    /// Commit the reserved memory before each phase: its first use is not counted then
+    #[arg(long)]
+    populate: bool,
 }
 
 type Phase = fn(&mut Harness, u64) -> anyhow::Result<()>;
@@ -71,6 +78,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let mut harness = Harness::start(layout)?;
         harness.longest();
         for (phase, work) in PHASES {
+            if args.populate {
+                populate()?;
+            }
             work(&mut harness, layout.blocks)?;
             let longest = harness.longest();
             let most = longest.into_iter().max().unwrap_or_default();
@@ -92,12 +102,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         );
     }
     table.print();
+    let memory = if args.populate { ", memory populated" } else { "" };
     let row = Row::new(
-        format!("longest call of the engine, cache of {} MiB", args.mib),
+        format!("longest call of the engine, cache of {} MiB{}", args.mib, memory),
         format!("{:.2} ms", millis(worst)),
     );
     let row = row.with_target(format!("<= {} ms", TARGET.as_millis()), worst <= TARGET);
-    keep("steps", vec![row], json!({ "mib": args.mib, "phases": all }))
+    keep("steps", vec![row], json!({ "mib": args.mib, "populate": args.populate, "phases": all }))
 }
 
 fn millis(time: Duration) -> f64 {
