@@ -119,7 +119,7 @@ fn advised(start: *mut c_void, length: usize) -> *mut u8 {
 
 /// Commits all private memory that the process has reserved so far, so that its first use costs
 /// nothing later. Only for measurements: an empty cache reserves far more memory than it uses.
-/// Returns the number of bytes; memory that is freed meanwhile, or is not available, does not count.
+/// Returns the number of bytes; memory that is freed meanwhile, or not available, does not count.
 ///
 /// # Errors
 /// If the mappings of the process cannot be listed, or the kernel has no `MADV_POPULATE_WRITE`
