@@ -28,8 +28,6 @@ const HUGE: usize = 2 << 20;
 const LARGE: usize = 2 * HUGE;
 /// Alignment of any mapping, in bytes.
 const PAGE: usize = 4096;
-/// Commits memory as a write to each page would.
-const POPULATE: Advice = Advice::LinuxPopulateWrite;
 
 /// The system's allocator, except for large allocations.
 #[derive(Clone, Copy, Debug, Default)]
@@ -129,9 +127,9 @@ pub fn populate() -> io::Result<usize> {
     let mut bytes = 0;
     for range in maps.lines().filter_map(anonymous) {
         for from in range.clone().step_by(HUGE) {
-            let length = HUGE.min(range.end - from);
+            let (start, length) = (ptr::without_provenance_mut(from), HUGE.min(range.end - from));
             // SAFETY: this advice changes no content, of whichever mapping.
-            match unsafe { madvise(ptr::without_provenance_mut(from), length, POPULATE) } {
+            match unsafe { madvise(start, length, Advice::LinuxPopulateWrite) } {
                 Ok(()) => bytes += length,
                 Err(Errno::NOMEM) => {}
                 Err(error) => return Err(error.into()),

@@ -104,7 +104,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     table.print();
     let memory = if args.populate { ", memory populated" } else { "" };
     let row = Row::new(
-        format!("longest call of the engine, cache of {} MiB{}", args.mib, memory),
+        format!("longest call of the engine, cache of {} MiB{memory}", args.mib),
         format!("{:.2} ms", millis(worst)),
     );
     let row = row.with_target(format!("<= {} ms", TARGET.as_millis()), worst <= TARGET);
