@@ -130,22 +130,21 @@ impl Shard for Engine {
         let reads = requests.iter().filter(|r| r.op == IoOp::Read && r.bypass.is_none());
         let reads = reads.filter(|read| self.refusal(read).is_ok());
         let keys = reads.flat_map(|r| r.range.blocks().iter().map(|b| Key::new(r.volume, b)));
-        let mut slots = [0; WARM_BLOCKS];
-        let mut found = 0;
-        for key in keys.take(WARM_BLOCKS) {
-            self.cache.policy.warm(key.0);
-            let slot = self.cache.ram.find(key);
-            if slot.is_none() || self.cache.policy.notes_hits() {
-                self.cache.contents.index().warm(key);
-            }
-            if let Some(slot) = slot {
-                slots[found] = slot;
-                found += 1;
+        let Cache { ram, policy, contents, .. } = &self.cache;
+        let mut blocks = [(Key(0), None); WARM_BLOCKS];
+        let count = blocks.iter_mut().zip(keys).map(|(block, key)| block.0 = key).count();
+        let blocks = &mut blocks[..count];
+        // Nothing else in this loop: the processor waits for several lookups at a time.
+        blocks.iter_mut().for_each(|(key, slot)| *slot = ram.find(*key));
+        for (key, slot) in blocks.iter() {
+            policy.warm(key.0);
+            if slot.is_none() || policy.notes_hits() {
+                contents.index().warm(*key);
             }
         }
-        let slots = &slots[..found];
-        slots.iter().for_each(|&slot| self.cache.ram.warm(slot));
-        slots.iter().for_each(|&slot| self.cache.ram.warm_neighbours(slot));
+        let slots = || blocks.iter().filter_map(|&(_, slot)| slot);
+        slots().for_each(|slot| ram.warm(slot));
+        slots().for_each(|slot| ram.warm_neighbours(slot));
     }
 
     fn rested(&mut self, rest: Duration) {

@@ -11,6 +11,7 @@
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 use std::ops::Range;
 
+use forebay_block::prefetch;
 use hashbrown::HashTable;
 
 const NONE: u32 = u32::MAX;
@@ -339,7 +340,7 @@ impl Recent {
     /// Prefetching for many blocks at once overlaps their cache misses.
     #[inline]
     pub fn warm(&self, place: u32) {
-        std::hint::black_box(self.links[place as usize].newer);
+        prefetch(&self.links[place as usize]);
     }
 
     /// Prefetches the memory of a place's neighbors in the list.
@@ -347,7 +348,7 @@ impl Recent {
     pub fn warm_neighbours(&self, place: u32) {
         let link = &self.links[place as usize];
         for near in [link.newer, link.older] {
-            std::hint::black_box(self.links.get(near as usize).map(|link| link.newer));
+            self.links.get(near as usize).inspect(|link| prefetch(*link));
         }
     }
 

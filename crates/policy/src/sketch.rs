@@ -7,6 +7,8 @@
 //! up to fifteen blocks share eight counters within a period, and with four each the lowest is
 //! higher.
 
+use forebay_block::prefetch;
+
 /// Value at which a counter saturates.
 pub const COUNT_MAX: u8 = 15;
 /// Counters per block.
@@ -127,7 +129,7 @@ impl Sketch {
 
     /// Loads the block's counters into the CPU cache.
     pub fn warm(&self, key: u64) {
-        std::hint::black_box(self.lines[self.line(scramble(key))][0]);
+        prefetch(&self.lines[self.line(scramble(key))]);
     }
 
     fn line(&self, hash: u64) -> usize {

@@ -16,8 +16,9 @@ const LINES_MAX: usize = 1000;
 /// Most columns in a line, except for rows of tables, which cannot be broken.
 const COLUMNS_MAX: usize = 100;
 /// The files that may contain `unsafe`, and why.
-const UNSAFE_FILES: [(&str, &str); 7] = [
+const UNSAFE_FILES: [(&str, &str); 8] = [
     ("crates/block/src/buf.rs", "buffers that the kernel reads and writes"),
+    ("crates/block/src/prefetch.rs", "an instruction of the processor"),
     ("crates/device/src/huge.rs", "the allocator, and huge pages for what is large"),
     ("crates/device/src/ring/mod.rs", "io_uring"),
     ("crates/device/src/ring/ublk.rs", "memory that the kernel shares"),

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use forebay_block::prefetch;
 use forebay_format::PAGE;
 use forebay_policy::{LastTouch, Touch};
 
@@ -115,7 +116,7 @@ impl Pages {
     /// Prefetches the uses of a place's first page, and the stamp there, if it is in the store.
     pub fn warm(&self, place: &Place) {
         if self.has(place) {
-            std::hint::black_box(self.of_page[self.of(place).start as usize]);
+            prefetch(&self.of_page[self.of(place).start as usize]);
         }
     }
 

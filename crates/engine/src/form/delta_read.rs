@@ -1,7 +1,9 @@
 //! Reading a block that is stored as a delta or against a similar one: reads its base and its
 //! payload in parallel, then combines them.
 
-use forebay_block::{BLOCK_SIZE, Completion, IoError};
+use std::ops::Range;
+
+use forebay_block::{BLOCK_SIZE, Completion, IoBuf, IoError};
 use forebay_codec::{apply_delta, apply_similar, crc32c};
 use forebay_format::EntryKind;
 
@@ -34,10 +36,27 @@ pub struct Associate {
     pub item: Stored,
     /// Places of base and delta, and their payloads as far as they have been read.
     places: [Place; 2],
-    payloads: [Option<Vec<u8>>; 2],
+    payloads: [Option<Payload>; 2],
     outstanding: u32,
     /// The error, if a part could not be read.
     pub error: Option<IoError>,
+}
+
+/// A payload within the bytes that were read with it.
+#[derive(Debug)]
+struct Payload {
+    buf: IoBuf,
+    at: Range<usize>,
+}
+
+impl Payload {
+    fn copy_of(bytes: &[u8]) -> Self {
+        Self { buf: IoBuf::copy_of(bytes), at: 0..bytes.len() }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.buf[self.at.clone()]
+    }
 }
 
 impl Forms {
@@ -52,7 +71,7 @@ impl Forms {
     ) -> (impl Iterator<Item = SegmentRead> + use<>, Option<Associate>) {
         let places = [base, item.place];
         let in_memory = |place: Place| log.failed_payload(place.segment, place.offset, place.len);
-        let payloads = places.map(|place| in_memory(place).map(<[u8]>::to_vec));
+        let payloads = places.map(|place| in_memory(place).map(Payload::copy_of));
         let missing = payloads.each_ref().map(Option::is_none);
         let outstanding = missing.iter().filter(|missing| **missing).count() as u32;
         let associate = Associate { owner, item, places, payloads, outstanding, error: None };
@@ -70,16 +89,15 @@ impl Forms {
         id: Id,
         part: usize,
         read: &SegmentRead,
-        done: &Completion,
+        done: &mut Completion,
     ) -> Option<Associate> {
         let associate = self.associates.get_mut(id);
-        match &done.result {
-            Ok(()) => {
-                let payload = read.payload(done, &read.items[0]);
-                associate.payloads[part] = payload.map(<[u8]>::to_vec);
-            }
-            Err(error) => associate.error = Some(error.clone()),
+        if let Err(error) = &done.result {
+            associate.error = Some(error.clone());
         }
+        let at = read.payload_range(done, &read.items[0]);
+        let payload = at.map(|at| Payload { buf: std::mem::take(&mut done.buf), at });
+        associate.payloads[part] = payload;
         associate.outstanding -= 1;
         (associate.outstanding == 0).then(|| self.associates.remove(id))
     }
@@ -90,6 +108,7 @@ impl Associate {
     /// or is corrupt.
     pub fn block<'a>(&self, room: &'a mut [u8; BLOCK_SIZE]) -> Option<&'a [u8]> {
         let [Some(base), Some(delta)] = &self.payloads else { return None };
+        let (base, delta) = (base.bytes(), delta.bytes());
         let mut base_room = [0; BLOCK_SIZE];
         if crc32c(delta) != self.item.place.crc {
             return None;

@@ -115,9 +115,14 @@ impl SegmentRead {
 
     /// The payload of an item, if the read succeeded.
     pub fn payload<'a>(&self, done: &'a Completion, item: &Stored) -> Option<&'a [u8]> {
+        self.payload_range(done, item).map(|at| &done.buf[at])
+    }
+
+    /// The range of the payload of an item in the buffer, if the read succeeded.
+    pub fn payload_range(&self, done: &Completion, item: &Stored) -> Option<Range<usize>> {
         let start = (item.place.offset - self.range.start) as usize;
-        let payload = done.buf.get(start..start + usize::from(item.place.len));
-        payload.filter(|_| done.result.is_ok())
+        let at = start..start + usize::from(item.place.len);
+        (done.result.is_ok() && at.end <= done.buf.len()).then_some(at)
     }
 }
 

@@ -13,11 +13,10 @@
 //! Compression has a CPU budget. When it is spent, victims are dropped without compression, and a
 //! hit in the compressed part is decoded but left where it is.
 
-use std::hint::black_box;
 use std::ops::Range;
 use std::time::Duration;
 
-use forebay_block::{BLOCK_SIZE, Instant};
+use forebay_block::{BLOCK_SIZE, Instant, prefetch};
 use forebay_codec::Compressor;
 use forebay_policy::{Recent, Standing, Window};
 
@@ -45,6 +44,11 @@ const SHARE: u32 = 10;
 const AHEAD: Duration = Duration::from_millis(100);
 /// Cap per turn of the event loop, because clients wait for the turn.
 const TURN: Duration = Duration::from_micros(160);
+
+/// Bytes of a processor's cache line.
+const CACHE_LINE: usize = 64;
+/// Length of the part of a block that [`Ram::warm`] prefetches.
+const WARM_BYTES: usize = 8 * CACHE_LINE;
 
 /// Recent blocks of one shard.
 pub struct Ram {
@@ -135,7 +139,8 @@ impl Ram {
     /// the start of its bytes, from which the processor prefetches by itself.
     pub fn warm(&self, place: u32) {
         self.recent.warm(place);
-        black_box(self.bytes[place as usize * BLOCK_SIZE]);
+        let start = &self.bytes[range(place)][..WARM_BYTES];
+        start.chunks(CACHE_LINE).for_each(prefetch);
     }
 
     /// Prefetches the neighbors of a place, after [`Ram::warm`] of that place.

@@ -75,7 +75,7 @@ impl Bed {
     }
 
     fn end(&mut self, sent: (Target, Io), result: IoResult<()>) {
-        let (sent, done) = self.rooms.end(sent, result);
+        let (sent, mut done) = self.rooms.end(sent, result);
         let Ticket::Payloads(read) = sent.ticket else { panic!("{sent:?}") };
         let Rooms { cache, fx, .. } = &mut self.rooms;
         cache.log.end_read(&read);
@@ -83,7 +83,8 @@ impl Bed {
             Reader::Footer => self.reclaim.footer_read(cache, &done, fx),
             Reader::Copies => self.reclaim.copies_read(cache, &read, &done, fx),
             Reader::Associate(id, part) => {
-                let Some(made) = cache.form.associate_read(id, part, &read, &done) else { return };
+                let made = cache.form.associate_read(id, part, &read, &mut done);
+                let Some(made) = made else { return };
                 let mut room = [0; BLOCK_SIZE];
                 let block = made.block(&mut room);
                 self.reclaim.put_together(cache, &made.item, block, made.error.as_ref(), fx);

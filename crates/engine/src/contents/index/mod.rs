@@ -20,6 +20,8 @@ mod shape;
 mod slot;
 mod table;
 
+use forebay_block::prefetch;
+
 use crate::key::Key;
 
 use shape::Shape;
@@ -146,7 +148,8 @@ impl Index {
         for (partition, second) in [(first, false), (second, true)] {
             let Bucket(slots) = self.table.get(self.address(partition, rest, second));
             // The bucket spans two cache lines of 64 bytes.
-            std::hint::black_box(slots[0].is_free() ^ slots[SLOTS - 1].is_free());
+            prefetch(&slots[0]);
+            prefetch(&slots[SLOTS - 1]);
         }
     }
 
