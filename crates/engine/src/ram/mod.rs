@@ -140,7 +140,7 @@ impl Ram {
     pub fn warm(&self, place: u32) {
         self.recent.warm(place);
         let start = &self.bytes[range(place)][..WARM_BYTES];
-        start.chunks(CACHE_LINE).for_each(prefetch);
+        start.iter().step_by(CACHE_LINE).for_each(prefetch);
     }
 
     /// Prefetches the neighbors of a place, after [`Ram::warm`] of that place.
