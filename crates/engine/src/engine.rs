@@ -127,9 +127,10 @@ impl Shard for Engine {
         {
             return;
         }
-        let reads = requests.iter().filter(|r| r.op == IoOp::Read && r.bypass.is_none());
-        let reads = reads.filter(|read| self.refusal(read).is_ok());
-        let keys = reads.flat_map(|r| r.range.blocks().iter().map(|b| Key::new(r.volume, b)));
+        let cached = requests.iter().filter(|r| r.bypass.is_none());
+        let cached = cached.filter(|r| matches!(r.op, IoOp::Read | IoOp::Write));
+        let cached = cached.filter(|r| self.refusal(r).is_ok());
+        let keys = cached.flat_map(|r| r.range.blocks().iter().map(|b| Key::new(r.volume, b)));
         let Cache { ram, policy, contents, .. } = &self.cache;
         let mut blocks = [(Key(0), None); WARM_BLOCKS];
         let count = blocks.iter_mut().zip(keys).map(|(block, key)| block.0 = key).count();

@@ -199,16 +199,34 @@ impl Cache {
 
     /// The blocks of the unit of a block. In the log it is alone.
     pub(crate) fn unit_of(&self, key: Key, place: &Place) -> Vec<(Key, Place)> {
-        let (pages, index) = self.contents.pages_and_index();
-        if !pages.has(place) {
+        if !self.contents.is_in_store(place) {
             return vec![(key, *place)];
         }
-        let unit = pages.unit_of(place);
         let near = key.0.saturating_sub(UNIT_BLOCKS - 1)..key.0 + UNIT_BLOCKS;
-        let found = near.map(Key).filter_map(|key| index.get(key).map(|place| (key, place)));
-        found
-            .filter(|(_, other)| pages.has(other) && unit.contains(&pages.of(other).start))
-            .collect()
+        self.unit_among(&self.blocks_in_store(near), key, place)
+    }
+
+    /// Those of some blocks in the store that are in the unit of one of them. Equal blocks further
+    /// away may share a payload of the unit, but do not belong to it.
+    pub(crate) fn unit_among(
+        &self,
+        blocks: &[(Key, Place)],
+        key: Key,
+        place: &Place,
+    ) -> Vec<(Key, Place)> {
+        let pages = self.contents.pages_and_index().0;
+        let unit = pages.unit_of(place);
+        let is_in_unit = |(other, place): &&(Key, Place)| {
+            other.0.abs_diff(key.0) < UNIT_BLOCKS && unit.contains(&pages.of(place).start)
+        };
+        blocks.iter().filter(is_in_unit).copied().collect()
+    }
+
+    /// The blocks of a short range of keys that are in the store.
+    pub(crate) fn blocks_in_store(&self, keys: Range<u64>) -> Vec<(Key, Place)> {
+        self.warm_index(keys.clone().map(Key));
+        let found = keys.map(Key).filter_map(|key| Some((key, self.contents.get(key)?)));
+        found.filter(|(_, place)| self.contents.is_in_store(place)).collect()
     }
 
     /// Whether clean blocks, which are not in the store, are worth a place there. The first few of

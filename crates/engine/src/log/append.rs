@@ -190,6 +190,7 @@ impl Log {
     ) -> Vec<Entry> {
         let pending = std::mem::take(&mut self.builder.pending);
         let mut entries = Vec::with_capacity(pending.len());
+        pending.iter().for_each(|item| cx.contents.index().warm(item.key));
         for mut item in pending.iter().copied() {
             let now = cx.contents.get(item.key);
             // A copy forward counts as newly inserted: its hits have been paid for.

@@ -65,14 +65,16 @@ impl Joining {
         // From there on, blocks are copied with the next group.
         let next = self.copies.front().map_or(Key(u64::MAX), |(key, _)| *key);
         let from = self.past.0.max(last.saturating_sub(UNIT_BLOCKS - 1));
-        for key in (from..first + UNIT_BLOCKS).map(Key).filter(|key| *key < next) {
+        let window = from..next.0.min(first + UNIT_BLOCKS);
+        let reach = 2 * (UNIT_BLOCKS - 1);
+        let near = cache.blocks_in_store(last.saturating_sub(reach)..first + reach + 1);
+        for &(key, place) in near.iter().filter(|(key, _)| window.contains(&key.0)) {
             let is_taken = group.iter().any(|(copy, _)| *copy == key)
                 || beside.iter().any(|item| item.key == key);
-            let place = (!is_taken).then(|| cache.contents.get(key)).flatten();
-            let Some(place) = place.filter(|place| cache.contents.is_in_store(place)) else {
+            if is_taken {
                 continue;
-            };
-            let unit = cache.unit_of(key, &place);
+            }
+            let unit = cache.unit_among(&near, key, &place);
             let keys = || unit.iter().map(|(key, _)| key.0);
             let low = keys().fold(first, u64::min);
             let high = keys().fold(last, u64::max);
