@@ -127,7 +127,7 @@ impl Sketch {
         least(&self.lines[line], spots) >> u8::from(self.periods[line] != self.period)
     }
 
-    /// Loads the block's counters into the CPU cache.
+    /// Prefetches the block's counters.
     pub fn warm(&self, key: u64) {
         prefetch(&self.lines[self.line(scramble(key))]);
     }

@@ -16,7 +16,7 @@ use crate::api::ShardConfig;
 use crate::api::stats::Stats;
 use crate::contents::{Contents, Place};
 use crate::key::Key;
-use crate::limits::{RECORDS_IN_FLIGHT_MAX, SEALING_MAX};
+use crate::limits::{RECORDS_IN_FLIGHT_MAX, SEALING_MAX, WARM_BLOCKS};
 use crate::log::builder::{Against, Expect, Payload, Pending, Shared};
 use crate::log::{Log, OpenSegment, RecordInFlight, SealingSegment, SegmentState};
 use crate::ram::Ram;
@@ -190,8 +190,11 @@ impl Log {
     ) -> Vec<Entry> {
         let pending = std::mem::take(&mut self.builder.pending);
         let mut entries = Vec::with_capacity(pending.len());
-        pending.iter().for_each(|item| cx.contents.index().warm(item.key));
-        for mut item in pending.iter().copied() {
+        for (n, mut item) in pending.iter().copied().enumerate() {
+            if n.is_multiple_of(WARM_BLOCKS) {
+                let next = pending[n..].iter().take(WARM_BLOCKS);
+                next.for_each(|item| cx.contents.index().warm(item.key));
+            }
             let now = cx.contents.get(item.key);
             // A copy forward counts as newly inserted: its hits have been paid for.
             let touch = match item.expect {
