@@ -11,14 +11,19 @@ use std::time::Duration;
 /// last is the longest request that cloud volumes count as one.
 const LENGTHS: [u64; 4] = [8, 16, 32, 64];
 const FIRST: usize = 1;
-/// Reads of a turn.
+/// A turn takes this many reads, and this much busy time: several times the time between bursts.
 const TURN: u32 = 64;
+const TURN_TIME: Duration = Duration::from_millis(400);
+/// Volumes that limit requests often let them pass in bursts, with this much time in between.
+const BURST: Duration = Duration::from_millis(100);
 /// How much more a read of the next length may cost, in percent. It brings twice as much, but other
 /// reads wait for it.
 const WORTH: u32 = 130;
-/// Turns before the first trial, and most turns between two trials that changed nothing.
-const REST_MIN: u32 = 2;
-const REST_MAX: u32 = 32;
+/// Turns of rest for a length: after a longer or shorter one has replaced it, after its first trial
+/// that failed, and after each later one.
+const REPLACED: u32 = 4;
+const FAILED: u32 = 8;
+const FAILED_AGAIN: u32 = 32;
 
 /// The length of an aligned chunk.
 #[derive(Clone, Debug)]
@@ -28,11 +33,11 @@ pub struct Chunk {
     used: usize,
     /// Cost of a read in the last turn of the settled length.
     cost: Duration,
-    /// Turns before the next trial, and before the one after it if that changes nothing.
-    rest: u32,
-    patience: u32,
-    /// Whether the next trial is of a longer one, if there are both.
-    longer: bool,
+    /// Turns of settled lengths so far.
+    turns: u32,
+    /// For each length, the turn from which on it may be tried, and how long it rests if it fails.
+    due: [u32; LENGTHS.len()],
+    patience: [u32; LENGTHS.len()],
     /// Reads of before the turn that have not ended.
     older: u32,
     /// Reads that ended in this turn, reads sent in it that were extended, and busy time.
@@ -47,9 +52,9 @@ impl Default for Chunk {
             settled: FIRST,
             used: FIRST,
             cost: Duration::ZERO,
-            rest: REST_MIN,
-            patience: REST_MIN * 2,
-            longer: true,
+            turns: 0,
+            due: [0; LENGTHS.len()],
+            patience: [FAILED; LENGTHS.len()],
             older: 0,
             ended: 0,
             extended: 0,
@@ -78,16 +83,21 @@ impl Chunk {
         }
         self.ended += 1;
         self.busy += took;
-        // A longer one that costs too much even if the rest cost nothing is not tried any longer.
-        let is_dear = self.used > self.settled && self.busy * 100 > self.cost * TURN * WORTH;
-        if self.ended == TURN || is_dear {
+        let has_time = self.ended >= TURN && self.busy >= TURN_TIME;
+        if has_time || self.is_dear() {
             self.end_turn(in_flight);
             (self.ended, self.extended, self.busy) = (0, 0, Duration::ZERO);
         }
     }
 
+    /// Whether a longer one on trial has cost so much that the rest of its turn cannot matter.
+    fn is_dear(&self) -> bool {
+        let most = self.cost * TURN * WORTH / 100 + BURST;
+        self.used > self.settled && self.ended < TURN && self.busy > most
+    }
+
     fn end_turn(&mut self, in_flight: u32) {
-        let cost = self.busy / TURN;
+        let cost = self.busy / self.ended;
         // Of reads that were not extended no length can be judged.
         let counts = self.extended * 2 >= self.ended;
         if self.used == self.settled {
@@ -95,32 +105,32 @@ impl Chunk {
                 return;
             }
             self.cost = cost;
-            match self.rest.checked_sub(1) {
-                Some(rest) => return self.rest = rest,
-                None => self.used = self.next_trial(),
-            }
+            let Some(next) = self.next_trial() else {
+                self.turns += 1;
+                return;
+            };
+            self.used = next;
         } else {
             let is_longer = self.used > self.settled;
             let (short, long) = if is_longer { (self.cost, cost) } else { (cost, self.cost) };
             if counts && (long * 100 <= short * WORTH) == is_longer {
-                (self.settled, self.rest, self.patience) = (self.used, 0, REST_MIN);
-                self.longer = is_longer;
+                self.due[self.settled] = self.turns + REPLACED;
+                self.settled = self.used;
             } else {
-                (self.used, self.rest) = (self.settled, self.patience);
-                self.patience = (self.patience * 2).min(REST_MAX);
-                self.longer = !is_longer;
+                self.due[self.used] = self.turns + self.patience[self.used];
+                self.patience[self.used] = FAILED_AGAIN;
+                self.used = self.settled;
             }
         }
         self.older = in_flight;
     }
 
-    fn next_trial(&self) -> usize {
-        match self.settled {
-            0 => 1,
-            last if last + 1 == LENGTHS.len() => last - 1,
-            one if self.longer => one + 1,
-            one => one - 1,
-        }
+    /// The next length to try, if one is due. The longer one comes first: where it pays, it halves
+    /// the time to warm up.
+    fn next_trial(&self) -> Option<usize> {
+        let shorter = self.settled.checked_sub(1);
+        let longer = Some(self.settled + 1).filter(|&next| next < LENGTHS.len());
+        longer.into_iter().chain(shorter).find(|&next| self.due[next] <= self.turns)
     }
 }
 
@@ -184,6 +194,34 @@ mod tests {
         assert_eq!(chunk.settled, 3);
     }
 
+    /// The share of reads of each length on a volume that lets as many requests pass in each tenth
+    /// of a second as `tokens` pay for.
+    fn shares_in_bursts(tokens: u32, in_flight: u32, prices: [u32; 4]) -> [f64; 4] {
+        let (mut chunk, mut counts, mut left) = (Chunk::default(), [0; 4], tokens);
+        let reads = 4000.max(tokens * 100);
+        for _ in 0..reads {
+            counts[chunk.used] += 1;
+            chunk.extend();
+            let mut took = Duration::from_micros(20);
+            while left < prices[chunk.used] {
+                (took, left) = (took + Duration::from_millis(98), left + tokens);
+            }
+            left -= prices[chunk.used];
+            chunk.end(took, in_flight);
+        }
+        counts.map(|count| f64::from(count) / f64::from(reads))
+    }
+
+    #[test]
+    fn bursts_make_no_length_look_dear_or_cheap() {
+        for (tokens, in_flight) in (20..80).flat_map(|n| (0..64).map(move |m| (n, m))) {
+            let requests = shares_in_bursts(tokens, in_flight, [1; 4])[3];
+            assert!(requests > 0.7, "{tokens}, {in_flight}: requests count, {requests}");
+            let pieces = shares_in_bursts(tokens, in_flight, [1, 1, 2, 4])[1];
+            assert!(pieces > 0.75, "{tokens}, {in_flight}: 64 KiB is one, {pieces}");
+        }
+    }
+
     #[test]
     fn reads_that_were_not_extended_prove_nothing() {
         let mut chunk = Chunk::default();
@@ -193,7 +231,7 @@ mod tests {
 
     #[test]
     fn reads_of_before_count_for_no_turn() {
-        let mut chunk = Chunk { rest: 0, ..Chunk::default() };
+        let mut chunk = Chunk::default();
         let mut end = |took, extends| {
             if extends {
                 chunk.extend();
@@ -201,10 +239,10 @@ mod tests {
             chunk.end(Duration::from_millis(took), 3);
             chunk.used
         };
-        assert_eq!((0..TURN).map(|_| end(1, true)).last(), Some(2), "on trial");
+        assert_eq!((0..TURN).map(|_| end(7, true)).last(), Some(2), "on trial");
         // Three long ones of before, then those of the trial.
         assert_eq!((0..3).map(|_| end(900, false)).last(), Some(2));
-        assert_eq!((0..TURN).map(|_| end(1, true)).last(), Some(2));
+        assert_eq!((0..TURN).map(|_| end(7, true)).last(), Some(2));
         assert_eq!(chunk.settled, 2);
     }
 }
