@@ -13,6 +13,7 @@ use std::mem;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::time::Duration;
 
 use forebay_block::sync::Mutex;
 use forebay_block::{Arena, BufPool, Instant, IoOp, VolumeId};
@@ -44,6 +45,9 @@ use crate::witness::Asked;
 const RING_ENTRIES: u32 = 1024;
 /// Requests that the shard sees ahead of time.
 const AHEAD: usize = 32;
+
+/// A time that is long, compared with a turn.
+const FAR: Duration = Duration::from_micros(500);
 
 /// Reason why a failure of the ring is not handled.
 const RING_WORKS: &str = "the ring of a shard thread works";
@@ -116,6 +120,8 @@ pub fn run(plan: Plan, started: Sender<(usize, Started)>) {
 struct Thread {
     rest: Rest,
     clock: Clock,
+    /// The last look at the clock.
+    looked: Instant,
     ring: Rc<Ring>,
     devices: Devices,
     router: Router,
@@ -323,6 +329,7 @@ impl Thread {
             tier_latencies: volumes.iter().map(|_| TierLatencies::default()).collect(),
             rest: Rest::since(plan.clock.now()),
             clock: plan.clock,
+            looked: Instant::default(),
             ring,
             devices,
             router,
@@ -354,7 +361,7 @@ impl Thread {
 
     fn turn(&mut self) {
         let now = self.clock.now();
-        self.shards.now = now;
+        (self.shards.now, self.looked) = (now, now);
         self.shards.large.allowance = Allowance::FULL;
         self.shards.bare.allowance = Allowance::FULL;
         if let Some(rest) = self.rest.look(now) {
@@ -375,10 +382,9 @@ impl Thread {
         self.report();
         self.send_mail();
         if !self.over {
-            let until = self.wake_time();
             // Without its ring the thread can neither answer nor stop in order. The log is made for
             // this case: the next start finds all flushed data.
-            self.ring.wait(&self.clock, until).expect(RING_WORKS);
+            self.ring.wait_for(|| self.patience()).expect(RING_WORKS);
         }
     }
 
@@ -418,6 +424,7 @@ impl Thread {
                 return;
             }
             let now = self.clock.now();
+            self.looked = now;
             for done in self.done.drain(..) {
                 let place = self.places[usize::from(done.volume.0)];
                 let took = now.since(done.started);
@@ -697,6 +704,15 @@ impl Thread {
         for (mailbox, batch) in self.mailboxes.iter().zip(&mut self.shards.outgoing) {
             mailbox.send(batch);
         }
+    }
+
+    /// How long the thread may sleep. The time since the last look at the clock, less than a turn,
+    /// matters only if that is not long: to look again takes a system call on some machines.
+    fn patience(&self) -> Option<Duration> {
+        let until = self.wake_time()?;
+        let rest = until.since(self.looked);
+        let is_near = Duration::ZERO < rest && rest < FAR;
+        Some(if is_near { until.since(self.clock.now()) } else { rest })
     }
 
     /// When the next turn must begin even if nothing happens: at once if the shard has work that it

@@ -218,15 +218,19 @@ impl Ring {
     /// # Errors
     /// When the ring itself fails; it is unusable from then on.
     pub fn wait(&self, clock: &Clock, until: Option<Instant>) -> io::Result<()> {
+        self.wait_for(|| until.map(|until| until.since(clock.now())))
+    }
+
+    /// As [`Ring::wait`], for at most as long as `patience` says, which is asked only if there is
+    /// something to wait for.
+    ///
+    /// # Errors
+    /// As for [`Ring::wait`].
+    pub fn wait_for(&self, patience: impl FnOnce() -> Option<Duration>) -> io::Result<()> {
         let mut core = self.core.borrow_mut();
         core.arm_alarm()?;
         let idle = core.delivered == 0 && !core.alarm.rang();
-        let patience = match until {
-            _ if !idle => Some(Duration::ZERO),
-            Some(until) => Some(until.since(clock.now())),
-            None => None,
-        };
-        core.enter(patience)?;
+        core.enter(if idle { patience() } else { Some(Duration::ZERO) })?;
         core.collect();
         core.alarm.quiet();
         Ok(())
