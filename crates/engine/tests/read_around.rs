@@ -194,6 +194,7 @@ fn assert_wide_until_full(mut world: World, blocks: u64) {
     (0..200).for_each(|n| world.read(n * 16, 1).unwrap());
     let is_wide = |&&(_, count): &&(u64, u64)| count > 1;
     let first = world.reads.iter().position(|read| is_wide(&read)).unwrap();
+    assert!(first <= 5, "{first} reads before the first wide one");
     let mut reads = world.reads[first..].iter();
     let brought: u64 = reads.by_ref().map_while(|read| is_wide(&read).then_some(read.1)).sum();
     assert!((blocks / 2..blocks).contains(&brought), "{brought} blocks, {blocks} fill the cache");

@@ -33,7 +33,7 @@ pub struct Chunk {
     used: usize,
     /// Cost of a read in the last turn of the settled length.
     cost: Duration,
-    /// Turns of settled lengths so far.
+    /// Turns of settled lengths so far after which no length was tried.
     turns: u32,
     /// For each length, the turn from which on it may be tried, and how long it rests if it fails.
     due: [u32; LENGTHS.len()],

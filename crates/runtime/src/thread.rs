@@ -46,7 +46,7 @@ const RING_ENTRIES: u32 = 1024;
 /// Requests that the shard sees ahead of time.
 const AHEAD: usize = 32;
 
-/// A time that is long, compared with a turn.
+/// A time that is long, compared with the rest of a turn after its last look at the clock.
 const FAR: Duration = Duration::from_micros(500);
 
 /// Reason why a failure of the ring is not handled.
@@ -706,8 +706,8 @@ impl Thread {
         }
     }
 
-    /// How long the thread may sleep. The time since the last look at the clock, less than a turn,
-    /// matters only if that is not long: to look again takes a system call on some machines.
+    /// How long the thread may sleep. The time since the last look at the clock matters only if
+    /// that sleep is short: to look again takes a system call on some machines.
     fn patience(&self) -> Option<Duration> {
         let until = self.wake_time()?;
         let rest = until.since(self.looked);
