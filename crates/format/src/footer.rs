@@ -102,7 +102,9 @@ pub fn encode_footer(buf: &mut [u8], f: &Footer, entries: &[Entry]) {
     let cells = cells_of(entries, f.unit_entries);
     let bytes = footer_bytes(cells);
     assert!(buf.len() == bytes, "a footer of {bytes} bytes in a buffer of {}", buf.len());
-    let checked = check(f, entries.len(), cells).and_then(|()| check_entries(f, entries));
+    let checked = check(f, entries.len(), cells)
+        .and_then(|()| check_entries(f, entries))
+        .and_then(|()| check_firsts(f, entries));
     if let Err(error) = checked {
         panic!("the footer of {} cannot be encoded: {error}", f.seq);
     }
@@ -185,7 +187,7 @@ pub fn decode_footer(bytes: &[u8]) -> Result<(Footer, Vec<Entry>), FormatError> 
     }
     let (found, count) = (entries.len() as u64, u64::from(footer.entries));
     ensure_eq("entries of a footer", COUNT_AT, count, found)?;
-    check_entries(&footer, &entries)?;
+    check_firsts(&footer, &entries)?;
     Ok((footer, entries))
 }
 
@@ -223,8 +225,7 @@ fn check(f: &Footer, count: usize, cells: usize) -> Result<(), FormatError> {
     ensure_min("entries of a footer", COUNT_AT, found, f.records())
 }
 
-/// Checks each entry, and that the entries begin with the first entry of a record, and have as many
-/// of them as the footer has records.
+/// Checks each entry, as a decoder does.
 fn check_entries(f: &Footer, entries: &[Entry]) -> Result<(), FormatError> {
     let mut len = TableLen::new(f.unit_entries);
     for entry in entries {
@@ -232,6 +233,12 @@ fn check_entries(f: &Footer, entries: &[Entry]) -> Result<(), FormatError> {
         len.push_entry(entry);
         entry.check(at)?;
     }
+    Ok(())
+}
+
+/// Checks that the entries begin with the first entry of a record, and have as many of them as the
+/// footer has records.
+fn check_firsts(f: &Footer, entries: &[Entry]) -> Result<(), FormatError> {
     let firsts = entries.iter().filter(|entry| entry.first).count();
     ensure_eq("entries marked first", COUNT_AT, firsts as u64, f.records())?;
     let begins = entries.first().is_none_or(|entry| entry.first);

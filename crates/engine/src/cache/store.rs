@@ -1,5 +1,7 @@
 //! The way into the store: units are written, and the log names them.
 
+use std::borrow::Cow;
+
 use forebay_block::{Completion, Io};
 use forebay_format::{EntryKind, PAGE, StoreUnit};
 use forebay_policy::{LastTouch, Touch};
@@ -17,10 +19,10 @@ use crate::store::{Unit, UnitBlock, unit_pages};
 use crate::ticket::Ticket;
 
 /// The payload of a block on its way into a unit.
-struct Coming {
+struct Coming<'a> {
     key: Key,
     kind: EntryKind,
-    bytes: Vec<u8>,
+    bytes: Cow<'a, [u8]>,
     crc: u32,
     /// The condition under which the block still enters.
     expect: Expect,
@@ -81,7 +83,7 @@ impl Cache {
     /// Returns false if there is no room now.
     fn write_unit(
         &mut self,
-        mut payloads: Vec<Coming>,
+        mut payloads: Vec<Coming<'_>>,
         last: Option<LastTouch>,
         is_admitted: bool,
         fx: &mut Effects,

@@ -1,5 +1,7 @@
 //! Blocks that are stored by themselves: as zstd, as LZ4, or uncompressed.
 
+use std::borrow::Cow;
+
 use forebay_codec::{crc32c, is_zero};
 use forebay_format::EntryKind;
 
@@ -65,17 +67,17 @@ impl Forms {
     /// The payload of a block that a miss brought in, as dense as possible now: its form, bytes and
     /// CRC. `None` if the block belongs into the log: all zeros need no payload, and a block may be
     /// stored against a similar one only there.
-    pub fn admitted(
+    pub fn admitted<'a>(
         &mut self,
         cx: &mut Context<'_>,
-        block: &[u8],
-    ) -> Option<(EntryKind, Vec<u8>, u32)> {
+        block: &'a [u8],
+    ) -> Option<(EntryKind, Cow<'a, [u8]>, u32)> {
         if is_zero(block) || cx.config.content == ContentLocality::Similar {
             return None;
         }
         let (kind, bytes) = match self.encode_alone(cx, block, false) {
-            Some((kind, len)) => (kind, self.encoded[..len].to_vec()),
-            None => (EntryKind::Raw, block.to_vec()),
+            Some((kind, len)) => (kind, Cow::Owned(self.encoded[..len].to_vec())),
+            None => (EntryKind::Raw, Cow::Borrowed(block)),
         };
         let crc = crc32c(&bytes);
         Some((kind, bytes, crc))
@@ -83,28 +85,28 @@ impl Forms {
 
     /// The payload of a copy, as dense as possible now: its form, bytes and CRC. `now` is the
     /// block's current place.
-    pub fn densest(
+    pub fn densest<'a>(
         &mut self,
         cx: &mut Context<'_>,
-        copy: &Copied,
+        copy: &'a Copied,
         now: Place,
-    ) -> (EntryKind, Vec<u8>, u32) {
+    ) -> (EntryKind, Cow<'a, [u8]>, u32) {
         let Copied { place, bytes, .. } = copy;
         if let Some(len) = self.make_dense(cx, bytes, place) {
             let dense = self.encoded[..len].to_vec();
             let crc = crc32c(&dense);
-            return (EntryKind::Zstd, dense, crc);
+            return (EntryKind::Zstd, Cow::Owned(dense), crc);
         }
         if place.kind != now.kind && cx.config.compress {
             let packed = self.codec.compress(bytes, &mut self.encoded[..]);
             if let Some(len) = packed {
                 let packed = self.encoded[..len].to_vec();
                 let crc = crc32c(&packed);
-                return (EntryKind::Lz4, packed, crc);
+                return (EntryKind::Lz4, Cow::Owned(packed), crc);
             }
         }
         // Keep the original CRC, so that corruption since the first write is still detected.
-        (place.kind, bytes.clone(), place.crc)
+        (place.kind, Cow::Borrowed(bytes), place.crc)
     }
 
     /// Stores a copy with a payload as densely as possible now; `now` is the block's current place.

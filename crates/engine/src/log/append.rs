@@ -231,6 +231,10 @@ impl Log {
                             item.kind = EntryKind::Invalidate;
                         }
                         item.dirty = (now.dirty || dirties) && item.kind != EntryKind::Invalidate;
+                        if matches!(item.payload, Payload::Stored(at) if !at.is_new) {
+                            // It may have left since it was looked up, and come back to its place.
+                            (item.len, item.crc) = (now.len, now.crc);
+                        }
                     }
                     _ => {
                         end_hold(cx, &item);

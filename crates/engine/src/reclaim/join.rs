@@ -2,9 +2,12 @@
 //!
 //! A database writes a page of 16 KiB again, and half of its blocks are as they were. These stay
 //! in their unit, of which the others leave holes that fit no unit of four blocks. So the rest of
-//! such a unit is read and moved along, if all of it together takes fewer pages.
+//! such a unit is read and moved along, if all of it together takes fewer pages. It cannot when no
+//! copy is compressed: each takes a page of its own.
 
 use std::collections::VecDeque;
+
+use forebay_block::BLOCK_SIZE;
 
 use crate::cache::Cache;
 use crate::contents::{Place, Stored};
@@ -38,7 +41,8 @@ impl Joining {
     pub fn join(&mut self, cache: &Cache, most: usize, to_read: &mut VecDeque<Stored>) -> bool {
         for _ in 0..most {
             let Some(group) = self.next_group() else { return true };
-            let beside = self.beside(cache, &group);
+            let is_raw = group.iter().all(|&(_, len)| len == BLOCK_SIZE);
+            let beside = if is_raw { Vec::new() } else { self.beside(cache, &group) };
             let last = group.iter().map(|(key, _)| *key).chain(beside.iter().map(|item| item.key));
             self.past = last.max().map_or(self.past, |key| Key(key.0 + 1));
             to_read.extend(beside);

@@ -51,23 +51,19 @@ impl Reclaim {
         {
             if warm == 0 {
                 warm = WARM_BLOCKS;
-                let next = || job.to_name.iter().take(WARM_BLOCKS);
-                cache.warm_index(next().map(|item| item.key));
                 let (pages, _) = cache.contents.pages_and_index();
-                next().for_each(|item| pages.warm(&item.place));
+                job.to_name.iter().take(WARM_BLOCKS).for_each(|item| pages.warm(&item.place));
             }
             warm -= 1;
-            let now = cache.contents.same_version(item.key, &item.place);
-            let now = now.filter(|_| !cache.contents.is_unnamed(item.key));
-            if let Some(now) = now
-                && !cache.push_mapping(fx, item.key, now)
-            {
+            // Whether it is still there is found out when the record is closed.
+            let is_named = !cache.contents.is_unnamed(item.key);
+            if is_named && !cache.push_mapping(fx, item.key, item.place) {
                 return;
             }
             let job = self.going();
             job.to_name.pop_front();
             let seq = job.seq;
-            if now.is_some() {
+            if is_named {
                 self.named.note(seq, item.key);
             }
         }
