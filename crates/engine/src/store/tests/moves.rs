@@ -233,6 +233,22 @@ fn a_dirty_block_that_cannot_be_read_back_stays_fenced_when_it_is_named_again() 
 }
 
 #[test]
+fn a_block_is_named_as_it_is_when_the_record_closes() {
+    let mut rooms = rooms();
+    rooms.clean([4, 5]);
+    rooms.stored(&[4, 5]);
+    let (four, five) = (rooms.place(4), rooms.place(5));
+    rooms.dirty([5]);
+    // The first has left and come back to its place with other bytes; the second was written.
+    let before = Place { crc: !four.crc, ..four };
+    let Rooms { cache, fx, .. } = &mut rooms;
+    assert!(cache.push_mapping(fx, key(4), before) && cache.push_mapping(fx, key(5), five));
+    assert_eq!(rooms.said(), [(4, EntryKind::Raw, true)]);
+    assert_eq!(rooms.place(4), four);
+    assert_eq!(rooms.contents.check(), Ok(()));
+}
+
+#[test]
 fn a_block_that_was_written_meanwhile_does_not_enter_the_store() {
     let mut rooms = rooms();
     rooms.dirty([9]);
