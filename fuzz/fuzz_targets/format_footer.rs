@@ -4,7 +4,7 @@
 
 use forebay_block::VolumeId;
 use forebay_format::{
-    Entry, EntryKind, FOOTER_TRAILER_BYTES, Footer, Lsn, SegmentSeq, StoreUnit, cells_of,
+    Entry, EntryKind, EntryTable, FOOTER_TRAILER_BYTES, Footer, Lsn, SegmentSeq, StoreUnit,
     decode_footer, decode_footer_trailer, encode_footer, footer_bytes,
 };
 use forebay_fuzz::{change, reseal};
@@ -40,7 +40,8 @@ fn sound(count: usize, unit_entries: bool) -> Vec<u8> {
         entries: count as u32,
         unit_entries,
     };
-    let mut bytes = vec![0; footer_bytes(cells_of(&entries, unit_entries))];
+    let entries = EntryTable::of(unit_entries, &entries);
+    let mut bytes = vec![0; footer_bytes(entries.cells())];
     encode_footer(&mut bytes, &footer, &entries);
     bytes
 }
@@ -60,7 +61,8 @@ fuzz_target!(|data: &[u8]| {
     trailer[20..24].copy_from_slice(&crc_fast::crc32_iscsi(front).to_le_bytes());
     reseal(trailer);
     if let Ok((footer, entries)) = decode_footer(&bytes) {
-        let mut again = vec![0xee; footer_bytes(cells_of(&entries, footer.unit_entries))];
+        let entries = EntryTable::of(footer.unit_entries, &entries);
+        let mut again = vec![0xee; footer_bytes(entries.cells())];
         encode_footer(&mut again, &footer, &entries);
         // With a changed count it may be a shorter footer, at the end of the bytes.
         assert!(bytes.ends_with(&again));

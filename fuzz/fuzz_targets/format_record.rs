@@ -42,7 +42,7 @@ fn sound(entries: usize, unit_entries: bool) -> Vec<u8> {
         .map(|i| {
             let (kind, offset, len, shared) = kinds[i % kinds.len()];
             let (volume, block, crc) = (VolumeId(7), i as u64, u32::from(len));
-            let (dirty, first, count) = (true, false, 1);
+            let (dirty, first, count) = (true, i == 0, 1);
             let base = (kind == EntryKind::Similar).then_some(named);
             // The last three are one unit, from page 1 on.
             let page = (offset / 4096) as u8;

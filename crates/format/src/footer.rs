@@ -9,7 +9,7 @@
 use crate::bytes::{PREFIX_BYTES, Reader, Writer, crc32c, ensure_len, magic, seal};
 use crate::entry::Entry;
 use crate::error::{FormatError, ensure_eq, ensure_max, ensure_min};
-use crate::table::{CELL_BYTES, ENTRY_CELLS, Entries, TableLen, cells_of, put_entries, version_of};
+use crate::table::{CELL_BYTES, ENTRY_CELLS, Entries, EntryTable, version_of};
 use crate::{Lsn, PAGE, SEGMENT_SIZE_MAX, SegmentSeq};
 
 /// Length of the trailer at the end of the segment's last page, in bytes.
@@ -87,33 +87,34 @@ impl FooterTrailer {
     }
 }
 
-/// Length in bytes of a footer whose entries have this length in [cells](cells_of), trailer
-/// included; a multiple of [`PAGE`].
+/// Length in bytes of a footer whose entries have this length in [cells](EntryTable::cells),
+/// trailer included; a multiple of [`PAGE`].
 #[must_use]
 pub fn footer_bytes(cells: usize) -> usize {
     (cells * CELL_BYTES + FOOTER_TRAILER_BYTES).next_multiple_of(PAGE)
 }
 
-/// Encodes a footer over all of `buf`.
+/// Encodes the footer of a segment with these entries over all of `buf`.
 ///
 /// # Panics
 /// If `buf` is not [`footer_bytes`] long, or the footer would not decode.
-pub fn encode_footer(buf: &mut [u8], f: &Footer, entries: &[Entry]) {
-    let cells = cells_of(entries, f.unit_entries);
+pub fn encode_footer(buf: &mut [u8], f: &Footer, table: &EntryTable) {
+    let cells = table.cells();
     let bytes = footer_bytes(cells);
     assert!(buf.len() == bytes, "a footer of {bytes} bytes in a buffer of {}", buf.len());
-    let checked = check(f, entries.len(), cells)
-        .and_then(|()| check_entries(f, entries))
-        .and_then(|()| check_firsts(f, entries));
+    let units = (u64::from(table.unit_entries()), u64::from(f.unit_entries));
+    let checked = ensure_eq("unit entries", PREFIX_BYTES - 2, units.0, units.1)
+        .and_then(|()| check(f, table.len(), cells))
+        .and_then(|()| check_firsts(f, table.firsts()));
     if let Err(error) = checked {
         panic!("the footer of {} cannot be encoded: {error}", f.seq);
     }
     let (front, trailer) = buf
         .split_at_mut_checked(bytes - FOOTER_TRAILER_BYTES)
         .expect("a footer has room for its trailer");
-    let padding = front.len() - cells * CELL_BYTES;
+    let padding = front.len() - table.bytes().len();
     let mut w = Writer::new(&mut *front);
-    put_entries(&mut w, entries, f.unit_entries);
+    w.put(table.bytes());
     w.zeros(padding);
     let entries_crc = crc32c(front);
 
@@ -121,7 +122,7 @@ pub fn encode_footer(buf: &mut [u8], f: &Footer, entries: &[Entry]) {
     let mut w = Writer::new(&mut *trailer);
     w.prefix(MAGIC, version_of(f.unit_entries));
     w.u16(f.shard);
-    w.u32(u32::try_from(entries.len()).expect("the number of entries was checked"));
+    w.u32(u32::try_from(table.len()).expect("the number of entries was checked"));
     w.u32(entries_crc);
     w.u64(f.pool);
     w.u64(f.seq.0);
@@ -187,7 +188,9 @@ pub fn decode_footer(bytes: &[u8]) -> Result<(Footer, Vec<Entry>), FormatError> 
     }
     let (found, count) = (entries.len() as u64, u64::from(footer.entries));
     ensure_eq("entries of a footer", COUNT_AT, count, found)?;
-    check_firsts(&footer, &entries)?;
+    let firsts = entries.iter().filter(|entry| entry.first).count() as u64;
+    let begins = entries.first().is_none_or(|entry| entry.first);
+    check_firsts(&footer, (firsts, begins))?;
     Ok((footer, entries))
 }
 
@@ -225,23 +228,10 @@ fn check(f: &Footer, count: usize, cells: usize) -> Result<(), FormatError> {
     ensure_min("entries of a footer", COUNT_AT, found, f.records())
 }
 
-/// Checks each entry, as a decoder does.
-fn check_entries(f: &Footer, entries: &[Entry]) -> Result<(), FormatError> {
-    let mut len = TableLen::new(f.unit_entries);
-    for entry in entries {
-        let at = len.cells() * CELL_BYTES;
-        len.push_entry(entry);
-        entry.check(at)?;
-    }
-    Ok(())
-}
-
 /// Checks that the entries begin with the first entry of a record, and have as many of them as the
 /// footer has records.
-fn check_firsts(f: &Footer, entries: &[Entry]) -> Result<(), FormatError> {
-    let firsts = entries.iter().filter(|entry| entry.first).count();
-    ensure_eq("entries marked first", COUNT_AT, firsts as u64, f.records())?;
-    let begins = entries.first().is_none_or(|entry| entry.first);
+fn check_firsts(f: &Footer, (firsts, begins): (u64, bool)) -> Result<(), FormatError> {
+    ensure_eq("entries marked first", COUNT_AT, firsts, f.records())?;
     ensure_eq("first-entry flag of the first entry", 7, u64::from(begins), 1)
 }
 

@@ -36,7 +36,9 @@ pub use superblock::{
     SUPERBLOCK_OFFSETS, ShardArea, Superblock, VolumeRecord, newest,
 };
 
-pub use table::{CELL_BYTES, ENTRY_CELLS, Entries, Mapped, TableLen, TablePosition, cells_of};
+pub use table::{
+    CELL_BYTES, ENTRY_CELLS, Entries, EntryTable, Mapped, TableLen, TablePosition, cells_of,
+};
 
 /// Length of a page of the log in bytes, the unit of its reads and writes. Page writes are not
 /// assumed to be atomic: the CRCs detect torn ones.

@@ -66,19 +66,17 @@ pub struct Record {
 }
 
 /// Writes header and entries to the front of `page` and returns their CRC, the next record's
-/// `prev_crc`. Bytes after the entries are left unchanged, since packed payloads may be there.
+/// `prev_crc`. Bytes after the entries are left unchanged, since packed payloads may be there. The
+/// first entry, and no other, is marked as such.
 ///
 /// # Panics
 /// If the record would not decode: the page is too short, there are no entries or too many, or
 /// [`decode_record`] would reject an entry.
 pub fn encode_record(page: &mut [u8], h: &RecordHeader, entries: &[Entry]) -> u32 {
-    let firsts = entries.iter().enumerate();
-    let entries: Vec<Entry> =
-        firsts.map(|(index, entry)| Entry { first: index == 0, ..*entry }).collect();
-    let cells = cells_of(&entries, h.unit_entries);
+    let cells = cells_of(entries, h.unit_entries);
     let covered = RECORD_HEADER_BYTES + cells * CELL_BYTES;
     assert!(page.len() >= PAGE, "a record's header needs a page, not {} bytes", page.len());
-    if let Err(error) = check(h, &entries, cells) {
+    if let Err(error) = check(h, entries, cells) {
         panic!("{} cannot be encoded: {error}", h.lsn);
     }
     let count = if h.unit_entries { cells } else { entries.len() };
@@ -98,7 +96,7 @@ pub fn encode_record(page: &mut [u8], h: &RecordHeader, entries: &[Entry]) -> u3
     w.u32(h.prev_crc);
     w.u32(h.epoch);
     w.zeros(RESERVED_BYTES);
-    put_entries(&mut w, &entries, h.unit_entries);
+    put_entries(&mut w, entries, h.unit_entries);
     seal(bytes)
 }
 
@@ -144,14 +142,8 @@ pub fn decode_record(page: &[u8]) -> Result<Record, FormatError> {
     };
     let table = RECORD_HEADER_BYTES..covered.len();
     let mut entries = Vec::with_capacity(count);
-    let mut found = Entries::new(covered, table, unit_entries);
-    let mut flags_at = found.offset() + 7;
-    while let Some(entry) = found.next() {
-        let entry = entry?;
-        let first = u64::from(entries.is_empty());
-        ensure_eq("first-entry flag", flags_at, u64::from(entry.first), first)?;
-        entries.push(entry);
-        flags_at = found.offset() + 7;
+    for entry in Entries::new(covered, table, unit_entries) {
+        entries.push(entry?);
     }
     check(&header, &entries, cells)?;
     Ok(Record { header, entries, crc })
@@ -178,9 +170,11 @@ fn check(h: &RecordHeader, entries: &[Entry], cells: usize) -> Result<(), Format
     ensure_max("oldest live segment", 64, h.start.0, h.seq.0)?;
     let payloads = u64::from(h.at) + (RECORD_HEADER_BYTES + cells * CELL_BYTES) as u64;
     let mut len = TableLen::new(h.unit_entries);
-    for entry in entries {
+    for (nth, entry) in entries.iter().enumerate() {
         let at = RECORD_HEADER_BYTES + len.cells() * CELL_BYTES;
         len.push_entry(entry);
+        let (first, wanted) = (u64::from(entry.first), u64::from(nth == 0));
+        ensure_eq("first-entry flag", at + 7, first, wanted)?;
         entry.check(at)?;
         let (start, stop) = (u64::from(entry.offset), entry.payload_end());
         if entry.has_own_payload() {

@@ -14,6 +14,7 @@ use crate::entry::{
     take_block,
 };
 use crate::error::{FormatError, ensure_eq, ensure_max, ensure_min};
+use crate::record::RECORD_HEADER_BYTES;
 use crate::{FORMAT_VERSION, PAGE, SEGMENT_SIZE_MAX};
 
 /// Length of a cell, in bytes.
@@ -187,6 +188,94 @@ fn put_unit(w: &mut Writer<'_>, unit: Mapped, run: &[Entry]) {
     }
 }
 
+/// The encoded entries of a segment's records, which its footer repeats.
+#[derive(Clone, Debug)]
+pub struct EntryTable {
+    unit_entries: bool,
+    bytes: Vec<u8>,
+    entries: usize,
+    /// Number of entries that begin a record.
+    firsts: u64,
+    /// Whether the very first one does.
+    begins: bool,
+}
+
+impl EntryTable {
+    /// A table without entries, of records with or without unit entries.
+    #[must_use]
+    pub fn new(unit_entries: bool) -> Self {
+        Self { unit_entries, bytes: Vec::new(), entries: 0, firsts: 0, begins: true }
+    }
+
+    /// A table of these entries.
+    ///
+    /// # Panics
+    /// If an entry would not decode.
+    #[must_use]
+    pub fn of(unit_entries: bool, entries: &[Entry]) -> Self {
+        let mut len = TableLen::new(unit_entries);
+        for entry in entries {
+            let at = len.cells() * CELL_BYTES;
+            len.push_entry(entry);
+            entry.check(at).unwrap_or_else(|error| panic!("an entry cannot be encoded: {error}"));
+        }
+        let mut bytes = vec![0; len.cells() * CELL_BYTES];
+        put_entries(&mut Writer::new(&mut bytes), entries, unit_entries);
+        let firsts = entries.iter().filter(|entry| entry.first).count() as u64;
+        let begins = entries.first().is_none_or(|entry| entry.first);
+        Self { unit_entries, bytes, entries: entries.len(), firsts, begins }
+    }
+
+    /// Adds the entries of a record, which [`crate::encode_record`] has put into its first page.
+    ///
+    /// # Panics
+    /// If the page is shorter than they are.
+    pub fn push_record(&mut self, page: &[u8], entries: &[Entry]) {
+        let end = RECORD_HEADER_BYTES + cells_of(entries, self.unit_entries) * CELL_BYTES;
+        let encoded = page.get(RECORD_HEADER_BYTES..end).expect("the record was encoded");
+        self.bytes.extend_from_slice(encoded);
+        self.entries += entries.len();
+        self.firsts += 1;
+    }
+
+    /// Number of entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries
+    }
+
+    /// Whether there are no entries.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries == 0
+    }
+
+    /// Length of the entries, in cells.
+    #[must_use]
+    pub fn cells(&self) -> usize {
+        self.bytes.len() / CELL_BYTES
+    }
+
+    /// The entries.
+    pub fn iter(&self) -> impl Iterator<Item = Entry> {
+        let entries = Entries::new(&self.bytes, 0..self.bytes.len(), self.unit_entries);
+        entries.map(|entry| entry.expect("it was encoded here"))
+    }
+
+    pub(crate) fn unit_entries(&self) -> bool {
+        self.unit_entries
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Number of entries that begin a record, and whether the very first one does.
+    pub(crate) fn firsts(&self) -> (u64, bool) {
+        (self.firsts, self.begins)
+    }
+}
+
 /// Where to go on with the entries of a record or footer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TablePosition {
@@ -248,7 +337,7 @@ impl<'a> Entries<'a> {
     }
 
     /// Offset of the next entry, or of the unit entry that has it.
-    pub(crate) fn offset(&self) -> usize {
+    fn offset(&self) -> usize {
         self.start + self.next.bytes
     }
 

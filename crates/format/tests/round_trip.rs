@@ -159,17 +159,17 @@ fn placed(entry: &Entry, seq: SegmentSeq, at: u32) -> Entry {
 proptest! {
     #[test]
     fn record_round_trip(h in header(), entries in entries(RECORD_ENTRIES_MAX)) {
-        let entries: Vec<Entry> = entries.iter().map(|entry| placed(entry, h.seq, h.at)).collect();
+        let marked = entries.iter().enumerate().map(|(nth, entry)| {
+            Entry { first: nth == 0, ..placed(entry, h.seq, h.at) }
+        });
+        let entries: Vec<Entry> = marked.collect();
         let mut page = vec![0xa5; PAGE];
         let crc = encode_record(&mut page, &h, &entries);
         let used = RECORD_HEADER_BYTES + cells_of(&entries, h.unit_entries) * CELL_BYTES;
         prop_assert!(page[used..].iter().all(|byte| *byte == 0xa5), "wrote past the entries");
         let record = decode_record(&page).expect("just encoded");
         prop_assert_eq!((record.header, record.crc), (h, crc));
-        for (index, (found, given)) in record.entries.iter().zip(&entries).enumerate() {
-            prop_assert_eq!(*found, Entry { first: index == 0, ..*given });
-        }
-        prop_assert_eq!(record.entries.len(), entries.len());
+        prop_assert_eq!(record.entries, entries);
     }
 
     #[test]
@@ -199,8 +199,10 @@ proptest! {
             entries: u32::try_from(entries.len()).unwrap(),
             unit_entries: crcs[0].is_multiple_of(2),
         };
-        let mut bytes = vec![0xa5; footer_bytes(cells_of(&entries, footer.unit_entries))];
-        encode_footer(&mut bytes, &footer, &entries);
+        let table = EntryTable::of(footer.unit_entries, &entries);
+        prop_assert!(table.iter().eq(entries.iter().copied()));
+        let mut bytes = vec![0xa5; footer_bytes(table.cells())];
+        encode_footer(&mut bytes, &footer, &table);
         let trailer = decode_footer_trailer(&bytes[bytes.len() - PAGE..]).expect("just encoded");
         prop_assert_eq!((trailer.footer, trailer.bytes), (footer, bytes.len()));
         // The decoder may be given more of the segment than the footer.

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use forebay_block::{Io, SECTOR_SIZE, VolumeId};
 use forebay_codec::crc32c;
 use forebay_format::{
-    Entry, EntryKind, Lsn, PAGE, SegmentSeq, decode_footer, decode_footer_trailer, decode_record,
-    encode_footer, encode_record,
+    Entry, EntryKind, EntryTable, Lsn, PAGE, SegmentSeq, decode_footer, decode_footer_trailer,
+    decode_record, encode_footer, encode_record,
 };
 
 /// The change to every entry or header.
@@ -47,7 +47,7 @@ pub fn backwards(buf: &mut [u8]) -> bool {
     let Ok((footer, entries)) = decode_footer(buf) else { return false };
     let records: Vec<&[Entry]> = entries.chunk_by(|_, next| !next.first).collect();
     let turned: Vec<Entry> = records.into_iter().rev().flatten().copied().collect();
-    encode_footer(buf, &footer, &turned);
+    encode_footer(buf, &footer, &EntryTable::of(footer.unit_entries, &turned));
     records_differ(&entries, &turned)
 }
 
@@ -140,6 +140,7 @@ impl Forger {
         }
         footer.last_crc = self.known(footer.shard, footer.last_crc);
         footer.first_prev_crc = self.known(footer.shard, footer.first_prev_crc);
+        let entries = EntryTable::of(footer.unit_entries, &entries);
         encode_footer(&mut io.buf, &footer, &entries);
         Some(changed)
     }

@@ -8,9 +8,9 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use forebay_block::VolumeId;
 use forebay_format::{
-    ENTRY_CELLS, Entry, EntryKind, Footer, Lsn, PAGE, RECORD_ENTRIES_MAX, SUPERBLOCK_BYTES,
-    SUPERBLOCK_OFFSETS, SegmentSeq, ShardArea, StoreUnit, Superblock, cells_of, encode_footer,
-    footer_bytes, newest,
+    ENTRY_CELLS, Entry, EntryKind, EntryTable, Footer, Lsn, PAGE, RECORD_ENTRIES_MAX,
+    SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, SegmentSeq, ShardArea, StoreUnit, Superblock,
+    encode_footer, footer_bytes, newest,
 };
 
 /// One segment of the log in this many stays free.
@@ -94,7 +94,8 @@ fn fill_shard(
             entries: entries.len() as u32,
             unit_entries: superblock.unit_entries,
         };
-        let mut bytes = vec![0; footer_bytes(cells_of(&entries, superblock.unit_entries))];
+        let entries = EntryTable::of(superblock.unit_entries, &entries);
+        let mut bytes = vec![0; footer_bytes(entries.cells())];
         encode_footer(&mut bytes, &footer, &entries);
         let end = area.offset + (seq.0 % u64::from(log) + 1) * size;
         file.write_all_at(&bytes, end - bytes.len() as u64)?;

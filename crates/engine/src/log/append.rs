@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_block::{Instant, IoBuf};
 use forebay_format::{
-    Entry, EntryKind, Lsn, NamedBase, PAGE, RecordHeader, SegmentSeq, cells_of, encode_record,
+    Entry, EntryKind, EntryTable, Lsn, NamedBase, PAGE, RecordHeader, SegmentSeq, encode_record,
     footer_bytes,
 };
 use forebay_policy::{EvictionPolicy, Touch};
@@ -118,7 +118,7 @@ impl Log {
         self.last_start = header.start;
         self.last_clean = header.clean;
         let len = buf.len() as u32;
-        self.record_placed(cx.config, index, lsn, at + len, &entries);
+        self.record_placed(cx.config, index, lsn, at + len, &buf, &entries);
         let waiters = std::mem::take(&mut self.builder.waiters);
         let complete = std::mem::take(&mut self.builder.complete);
         self.in_flight.push_back(RecordInFlight { lsn, index, at, len, done: false, waiters });
@@ -164,18 +164,19 @@ impl Log {
         index: usize,
         lsn: Lsn,
         end: u32,
+        record: &[u8],
         entries: &[Entry],
     ) {
         let segment = &mut self.segments[index];
         if segment.used == 0 {
             segment.first_lsn = lsn;
         }
-        segment.cells += cells_of(entries, config.unit_entries) as u32;
+        let open = self.open.as_mut().expect("a record goes to the open segment");
+        open.entries.push_record(record, entries);
         segment.last_lsn = lsn;
         segment.used = end;
-        segment.entries += entries.len() as u32;
-        let open = self.open.as_mut().expect("a record goes to the open segment");
-        open.entries.extend_from_slice(entries);
+        segment.entries = open.entries.len() as u32;
+        segment.cells = open.entries.cells() as u32;
         self.note_rest(config.segment_size);
     }
 
@@ -409,7 +410,8 @@ impl Log {
         self.head = self.head.next();
         self.free -= 1;
         let first_prev_crc = self.last_crc;
-        self.open = Some(OpenSegment { index, entries: Vec::new(), first_prev_crc });
+        let entries = EntryTable::new(cx.config.unit_entries);
+        self.open = Some(OpenSegment { index, entries, first_prev_crc });
         Some(index)
     }
 }

@@ -83,12 +83,12 @@ impl Log {
         let sealing = self.sealing.iter().map(|sealing| &sealing.segment);
         let segments = sealing.chain(&self.open);
         let doubtful = segments.filter(|s| self.segments[s.index].last_lsn > self.durable);
-        let entries = doubtful.flat_map(|segment| &segment.entries).filter(|entry| entry.dirty);
-        let keys = |entry: &Entry| {
+        let entries = doubtful.flat_map(|segment| segment.entries.iter());
+        let keys = |entry: Entry| {
             let (volume, first) = (entry.volume, entry.block);
             (first..first + u64::from(entry.count)).map(move |block| Key::new(volume, block))
         };
-        entries.flat_map(keys).collect()
+        entries.filter(|entry| entry.dirty).flat_map(keys).collect()
     }
 
     /// Takes the next operation that waits for a record that is now durable, or any if `all`.

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use forebay_block::{Instant, IoBuf};
-use forebay_format::{Entry, Lsn, SegmentSeq};
+use forebay_format::{EntryTable, Lsn, SegmentSeq};
 
 use crate::contents::{Contents, IN_STORE, Place};
 use crate::key::Key;
@@ -73,7 +73,7 @@ pub struct OpenSegment {
     /// Position of the segment.
     pub index: usize,
     /// The entries for its footer so far.
-    pub entries: Vec<Entry>,
+    pub entries: EntryTable,
     /// The CRC of the record before its first one.
     pub first_prev_crc: u32,
 }
@@ -506,7 +506,7 @@ impl Log {
     }
 
     /// Reopens the last segment, to append after its records.
-    pub fn resume(&mut self, index: usize, entries: Vec<Entry>, first_prev_crc: u32, size: u32) {
+    pub fn resume(&mut self, index: usize, entries: EntryTable, first_prev_crc: u32, size: u32) {
         let segment = &mut self.segments[index];
         segment.state = SegmentState::Open;
         segment.durable = segment.used;

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use forebay_block::{BLOCK_SIZE, Completion, Instant};
-use forebay_format::{ENTRY_BYTES, PAGE, SegmentSeq, decode_footer, footer_bytes};
+use forebay_format::{ENTRY_BYTES, PAGE, SegmentSeq, footer_bytes, footer_entries};
 use forebay_policy::{copy_bytes_max, free_segments_wanted};
 
 use crate::api::Effects;
@@ -420,21 +420,21 @@ impl Reclaim {
     }
 
     /// Takes the footer of the segment, and begins to sort its blocks.
-    pub fn footer_read(&mut self, cache: &mut Cache, done: &Completion, fx: &mut Effects) {
+    pub fn footer_read(&mut self, cache: &mut Cache, done: &mut Completion, fx: &mut Effects) {
         let State::Scanning(seq) = self.state else { return };
         if done.result.is_err() {
             return self.later(cache);
         }
         self.failures = 0;
-        let footer = decode_footer(&done.buf).ok().filter(|(f, _)| f.seq == seq);
-        let Some((_, entries)) = footer else {
+        let footer = footer_entries(&done.buf).ok().map(|(trailer, _)| trailer);
+        let Some(trailer) = footer.filter(|trailer| trailer.footer.seq == seq) else {
             // It was written and is now unreadable: the device cannot be relied on to keep the log.
             return cache.out.note(Note::CacheFailed);
         };
         if Self::rests_on_store(cache) && !cache.close_record(fx) {
             return self.begin_again(&mut cache.log, cache.now + READ_PAUSE);
         }
-        let sorting = Sorting::new(seq, entries, self.must_gain(cache));
+        let sorting = Sorting::new(std::mem::take(&mut done.buf), trailer, self.must_gain(cache));
         self.enter(&mut cache.log, State::Sorting(Box::new(sorting)));
         self.sort(cache, fx);
     }

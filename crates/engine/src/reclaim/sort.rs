@@ -3,7 +3,8 @@
 
 use std::cmp::Reverse;
 
-use forebay_format::{ENTRY_BYTES, Entry, EntryKind, SegmentSeq};
+use forebay_block::IoBuf;
+use forebay_format::{ENTRY_BYTES, Entry, EntryKind, FooterTrailer, SegmentSeq, TablePosition};
 use forebay_policy::Candidate;
 
 use super::copy::READ_PAUSE;
@@ -15,6 +16,7 @@ use crate::cache::Cache;
 use crate::contents::{Place, Stored};
 use crate::key::{Key, KeyMap};
 use crate::limits::{COMPARED_ONE_IN, JOINED_ONE_IN, SORTED_ONE_IN, WARM_BLOCKS};
+use crate::note::Note;
 use crate::store::UNIT_BLOCKS;
 
 /// A segment whose blocks are being looked up.
@@ -22,9 +24,12 @@ use crate::store::UNIT_BLOCKS;
 pub(super) struct Sorting {
     /// What must be copied so far.
     pub job: Job,
-    /// The entries of the footer that have not been looked at, in reverse order.
-    entries: Vec<Entry>,
-    /// The same of the blocks to which later segments gave a payload in this one.
+    /// The footer, and the part of its entries that has been looked at.
+    footer: IoBuf,
+    trailer: FooterTrailer,
+    looked: TablePosition,
+    /// The blocks to which later segments gave a payload in this one, as far as they have not been
+    /// looked at, in reverse order.
     sharers: Option<Vec<Key>>,
     /// Blocks that live in the segment.
     seen: KeyMap<()>,
@@ -42,11 +47,12 @@ pub(super) struct Sorting {
 
 impl Sorting {
     /// Begins with the entries of a segment's footer.
-    pub fn new(seq: SegmentSeq, mut entries: Vec<Entry>, must_gain: bool) -> Self {
-        entries.reverse();
+    pub fn new(footer: IoBuf, trailer: FooterTrailer, must_gain: bool) -> Self {
         Self {
-            job: Job::new(seq),
-            entries,
+            job: Job::new(trailer.footer.seq),
+            footer,
+            trailer,
+            looked: TablePosition::default(),
             sharers: None,
             seen: KeyMap::default(),
             clean: Vec::new(),
@@ -68,9 +74,10 @@ impl Reclaim {
         }
         let stays = !cache.store.exists() || cache.store.is_full();
         let joins = !stays && !sorting.must_gain && cache.wear_pressure() <= 0.0;
-        let is_over = sorting.look_up(cache, &self.named)
-            && sorting.decide(cache)
-            && (!joins || sorting.join(cache));
+        let Some(is_looked_up) = sorting.look_up(cache, &self.named) else {
+            return cache.out.note(Note::CacheFailed);
+        };
+        let is_over = is_looked_up && sorting.decide(cache) && (!joins || sorting.join(cache));
         if !is_over {
             return;
         }
@@ -97,13 +104,19 @@ impl Reclaim {
 }
 
 impl Sorting {
-    /// Looks up the blocks of the next entries; returns whether there are no more.
-    fn look_up(&mut self, cache: &mut Cache, named: &Named) -> bool {
+    /// Looks up the blocks of the next entries; returns whether there are no more, or `None` if
+    /// they are not those of a footer.
+    fn look_up(&mut self, cache: &mut Cache, named: &Named) -> Option<bool> {
         let index = cache.log.position(self.job.seq);
         let most = (cache.config.segment_size / SORTED_ONE_IN) as usize;
-        let rest = self.entries.len().saturating_sub(most);
-        let entries = self.entries.split_off(rest);
-        let mappings = entries.iter().rev().filter_map(|entry| {
+        let mut found = self.trailer.entries(&self.footer).from(self.looked);
+        let entries: Vec<Entry> = found.by_ref().take(most).collect::<Result<_, _>>().ok()?;
+        self.looked = found.position();
+        let (looked, all) = (self.looked.entries(), self.trailer.footer.entries);
+        if looked > all || looked < all && entries.is_empty() {
+            return None;
+        }
+        let mappings = entries.iter().filter_map(|entry| {
             let segment = cache.log.len() as u32 + entry.stored?.extent;
             Some((Key::new(entry.volume, entry.block), (segment, entry.offset)))
         });
@@ -116,7 +129,7 @@ impl Sorting {
             let bare = matches!(entry.kind, EntryKind::Invalidate | EntryKind::Checkpoint);
             !bare && entry.stored.is_none()
         };
-        let keys = entries.iter().rev().filter(places).flat_map(|entry| {
+        let keys = entries.iter().filter(places).flat_map(|entry| {
             let blocks = entry.block..entry.block + u64::from(entry.count);
             blocks.map(|block| Key::new(entry.volume, block))
         });
@@ -125,8 +138,8 @@ impl Sorting {
             cache.warm_index(some.iter().copied());
             some.iter().for_each(|&key| self.find_living(cache, index, key));
         }
-        if !self.entries.is_empty() {
-            return false;
+        if looked < all {
+            return Some(false);
         }
         let reversed = || cache.contents.sharers_in(index).iter().rev().copied().collect();
         let sharers = self.sharers.get_or_insert_with(reversed);
@@ -134,7 +147,7 @@ impl Sorting {
         for key in sharers.split_off(rest).into_iter().rev() {
             self.find_living(cache, index, key);
         }
-        rest == 0
+        Some(rest == 0)
     }
 
     /// Notes a block of the store that an entry names, at segment and offset `at`, or one that is

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use forebay_block::{ErrorKind, Io, IoResult, VolumeId};
-use forebay_format::{ENTRY_CELLS, EntryKind, RECORD_CELLS_MAX, decode_record};
+use forebay_codec::crc32c;
+use forebay_format::{
+    ENTRY_CELLS, EntryKind, FOOTER_TRAILER_BYTES, RECORD_CELLS_MAX, decode_record,
+};
 use forebay_policy::{Candidate, EvictionPolicy, Touch};
 
 use super::name::NAME_PATIENCE;
@@ -80,7 +83,7 @@ impl Bed {
         let Rooms { cache, fx, .. } = &mut self.rooms;
         cache.log.end_read(&read);
         match read.reader {
-            Reader::Footer => self.reclaim.footer_read(cache, &done, fx),
+            Reader::Footer => self.reclaim.footer_read(cache, &mut done, fx),
             Reader::Copies => self.reclaim.copies_read(cache, &read, &done, fx),
             Reader::Associate(id, part) => {
                 let made = cache.form.associate_read(id, part, &read, &mut done);
@@ -321,6 +324,28 @@ fn a_footer_with_bad_bytes_shows_that_the_device_has_failed() {
     let footer = bed.read();
     bed.end(footer, Ok(()));
     assert!(bed.has_failed());
+}
+
+#[test]
+fn a_footer_with_another_number_of_entries_shows_that_the_device_has_failed() {
+    for change in [-1, 1] {
+        let mut bed = Bed::with(&[1], &[], 3);
+        let end = bed.rooms.segment_offset(2) as usize;
+        let trailer = &mut bed.rooms.devices.cache[end - FOOTER_TRAILER_BYTES..end];
+        // Its 5th field, as docs/internals/format.md has it; the second is the CRC.
+        let entries = u32::from_le_bytes(trailer[16..20].try_into().expect("four bytes"));
+        trailer[16..20].copy_from_slice(&entries.wrapping_add_signed(change).to_le_bytes());
+        let crc = crc32c(&trailer[12..]);
+        trailer[8..12].copy_from_slice(&crc.to_le_bytes());
+        let footer = bed.read();
+        bed.end(footer, Ok(()));
+        let mut has_failed = bed.has_failed();
+        while bed.reclaim.is_sorting() && !has_failed {
+            bed.pump();
+            has_failed = bed.has_failed();
+        }
+        assert!(has_failed, "{change}");
+    }
 }
 
 #[test]

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use forebay_block::{Completion, Instant, Io, IoBuf, VolumeId};
 use forebay_format::{
-    Entry, EntryKind, Footer, Lsn, PAGE, SegmentSeq, cells_of, encode_footer, footer_bytes,
+    Entry, EntryKind, EntryTable, Footer, Lsn, PAGE, SegmentSeq, encode_footer, footer_bytes,
 };
 
 use crate::api::{Effects, Health, State, Target, Trust};
@@ -473,6 +473,7 @@ impl Start {
         let r = self.log();
         let found = &r.survey.found[i];
         let entries = found.entries.as_deref().expect("kept for its footer");
+        let entries = EntryTable::of(cache.config.unit_entries, entries);
         let (before, last) = (found.first(), found.last());
         let (before, last) = before.zip(last).expect("an accepted segment has records");
         let seq = cache.log.segment(i).seq;
@@ -489,8 +490,8 @@ impl Start {
             entries: entries.len() as u32,
             unit_entries: cache.config.unit_entries,
         };
-        let mut buf = IoBuf::zeroed(footer_bytes(cells_of(entries, footer.unit_entries)));
-        encode_footer(&mut buf, &footer, entries);
+        let mut buf = IoBuf::zeroed(footer_bytes(entries.cells()));
+        encode_footer(&mut buf, &footer, &entries);
         buf
     }
 

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use forebay_format::{ENTRY_CELLS, PAGE, cells_of, footer_bytes};
+use forebay_format::{ENTRY_CELLS, EntryTable, PAGE, cells_of, footer_bytes};
 
 use crate::api::Trust;
 use crate::cache::Cache;
@@ -46,6 +46,7 @@ impl Start {
         let Some(index) = r.resumed else { return };
         let found = &mut r.survey.found[index];
         let entries = found.entries.take().expect("kept for its footer");
+        let entries = EntryTable::of(cache.config.unit_entries, &entries);
         let first_prev_crc = found.first().expect("an accepted segment has records").crc;
         cache.log.resume(index, entries, first_prev_crc, cache.config.segment_size);
     }

@@ -55,7 +55,7 @@ pub fn similar_page() -> Vec<u8> {
     let (header, _) = record();
     let header = RecordHeader { seq: SegmentSeq(10), lsn: Lsn(1001), at: 0, pages: 1, ..header };
     let base = NamedBase { back: 1, offset: 12288, len: 1001, kind: EntryKind::Lz4 };
-    let similar = Entry { base: Some(base), ..entry(EntryKind::Similar, 8, 120, 99) };
+    let similar = Entry { first: true, base: Some(base), ..entry(EntryKind::Similar, 8, 120, 99) };
     let mut page = vec![0; PAGE];
     encode_record(&mut page, &header, &[similar]);
     page
@@ -64,6 +64,7 @@ pub fn similar_page() -> Vec<u8> {
 /// A record whose only block is in the store.
 pub fn stored_page() -> Vec<u8> {
     let stored = Entry {
+        first: true,
         dirty: true,
         stored: Some(StoreUnit { extent: 0x02_0304, page: 3 }),
         ..entry(EntryKind::Zstd, 8, 120, 99)
@@ -101,8 +102,9 @@ pub fn page_of(entries: &[Entry], unit_entries: bool) -> Vec<u8> {
 /// not.
 pub fn unit_footer(unit_entries: bool) -> (Footer, Vec<u8>) {
     let footer = Footer { first_lsn: Lsn(1000), entries: 4, unit_entries, ..footer().0 };
-    let mut bytes = vec![0; footer_bytes(cells_of(&unit(), unit_entries))];
-    encode_footer(&mut bytes, &footer, &unit());
+    let entries = EntryTable::of(unit_entries, &unit());
+    let mut bytes = vec![0; footer_bytes(entries.cells())];
+    encode_footer(&mut bytes, &footer, &entries);
     (footer, bytes)
 }
 
@@ -137,7 +139,8 @@ pub fn footer() -> (Footer, Vec<Entry>) {
 /// The footer's bytes.
 pub fn footer_page() -> Vec<u8> {
     let (footer, entries) = footer();
-    let mut bytes = vec![0; footer_bytes(cells_of(&entries, false))];
+    let entries = EntryTable::of(false, &entries);
+    let mut bytes = vec![0; footer_bytes(entries.cells())];
     encode_footer(&mut bytes, &footer, &entries);
     bytes
 }
