@@ -49,7 +49,7 @@ pub use frequency::Frequency;
 pub use learned::{LastTouch, Touch};
 pub use part::{Part, Whole};
 pub use rate::RateBound;
-pub use recent::{KeyHash, KeyHasher, Recent, Standing, WORTH};
+pub use recent::{KeyHash, KeyHasher, Recent, Standing};
 pub use requests::{
     Direction, Network, RULES_MAX, RequestRule, RequestRules, RuleCount, RuleSet, Sender,
     SenderTest, Treatment, UserId, range_text, read_range, size_text,

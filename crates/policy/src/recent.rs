@@ -17,7 +17,7 @@ use hashbrown::HashTable;
 const NONE: u32 = u32::MAX;
 
 /// How many times the age of a block that the cache device has too is that of one in RAM alone.
-pub const WORTH: u64 = 64;
+const WORTH: u64 = 64;
 
 /// Scrambles block keys, the same way in every run, so that runs can be repeated.
 #[derive(Clone, Copy, Default, Debug)]
