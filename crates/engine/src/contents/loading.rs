@@ -24,11 +24,13 @@ impl Contents {
     /// serves.
     pub fn begin_loading(&mut self, settled: KeyMap<()>) {
         self.loading = Some(Box::new(Loading { settled, is_applying: false }));
+        self.pages.set_loading(true);
     }
 
     /// Notes that all entries have been applied.
     pub fn end_loading(&mut self) {
         self.loading = None;
+        self.pages.set_loading(false);
     }
 
     /// Whether there are entries that have not been applied.
@@ -39,6 +41,11 @@ impl Contents {
     /// Whether the newest version of a block is known.
     pub fn is_settled(&self, key: Key) -> bool {
         self.loading.as_ref().is_none_or(|loading| loading.settled.contains_key(&key))
+    }
+
+    /// Whether an entry of a block that is not settled is being applied.
+    pub(super) fn is_applying(&self) -> bool {
+        self.loading.as_ref().is_some_and(|loading| loading.is_applying)
     }
 
     /// Begins to apply entries of blocks that are not settled, or ends it.

@@ -525,7 +525,10 @@ impl Contents {
     }
 
     fn count_out(&mut self, key: Key, place: &Place) {
-        self.pages.release_place(place);
+        match self.is_applying() {
+            true => self.pages.end_place(place),
+            false => self.pages.release_place(place),
+        }
         self.segments[place.segment as usize].live -= 1;
         self.count_dirty(place.segment, key.volume(), place.dirty, false);
         self.stored[place.kind as usize] -= 1;

@@ -3,6 +3,9 @@
 //! A page that nothing needs any more is not free at once: the record that ended its last use must
 //! be durable before the page is written again. Otherwise a crash could bring back a block whose
 //! payload has been overwritten. Until then the page is *freed*, which counts as a use.
+//!
+//! While old entries of the log are loaded, a page may be freed although another block is there. If
+//! that block leaves later, the page is freed once more, since a later record says so.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -70,6 +73,10 @@ pub struct Pages {
     /// Pages whose last use ended in the record being built, or earlier in a way that no record
     /// says.
     freed: Vec<u32>,
+    /// Whether pages that are freed may be in use.
+    is_loading: bool,
+    /// How many times pages were freed since that began, and are not free yet.
+    freed_in_use: BTreeMap<u32, u32>,
 }
 
 impl Pages {
@@ -83,6 +90,8 @@ impl Pages {
             free: vec![u64::MAX; (extents * per).div_ceil(WORD as usize)],
             many: BTreeMap::new(),
             freed: Vec::new(),
+            is_loading: false,
+            freed_in_use: BTreeMap::new(),
         }
     }
 
@@ -235,11 +244,29 @@ impl Pages {
     /// Ends a use of each page.
     pub fn release(&mut self, pages: Range<u32>) {
         for page in pages {
-            match self.of_page[page as usize].uses() {
-                1 => self.freed.push(page),
-                _ => _ = self.end_use(page),
+            let is_freed = self.of_page[page as usize].uses() == 1
+                || !self.freed_in_use.is_empty() && self.freed_in_use.contains_key(&page);
+            match is_freed {
+                true => self.set_freed(page),
+                false => _ = self.end_use(page),
             }
         }
+    }
+
+    /// Lets a use count as freed.
+    fn set_freed(&mut self, page: u32) {
+        self.freed.push(page);
+        if self.is_loading {
+            *self.freed_in_use.entry(page).or_default() += 1;
+        } else if let Some(times) = self.freed_in_use.get_mut(&page) {
+            *times += 1;
+        }
+    }
+
+    /// Notes whether old entries of the log are being loaded, so that pages that are freed may be
+    /// in use.
+    pub fn set_loading(&mut self, on: bool) {
+        self.is_loading = on;
     }
 
     /// Counts a use of each page of a payload, if it is in the store.
@@ -256,11 +283,20 @@ impl Pages {
         }
     }
 
-    /// Lets the pages of a place that was found in the log count as freed, if nothing uses them:
-    /// the record that ended the use may not be durable.
+    /// Ends [`Pages::hold_place`] where a durable record says so.
+    pub fn end_place(&mut self, place: &Place) {
+        if self.has(place) {
+            self.of(place).for_each(|page| _ = self.end_use(page));
+        }
+    }
+
+    /// Lets the pages of a place that was found in the log count as freed: the record that ended
+    /// the use may not be durable.
     pub fn free_later(&mut self, place: &Place) {
-        self.hold_place(place);
-        self.release_place(place);
+        if self.has(place) {
+            self.hold(self.of(place));
+            self.of(place).for_each(|page| self.set_freed(page));
+        }
     }
 
     /// Ends a use of a page; returns whether it was the last.
@@ -309,6 +345,12 @@ impl Pages {
     /// Makes a freed page free, as the record that ended its last use is durable; returns false if
     /// it has been put to use again.
     pub fn end_freed(&mut self, page: u32) -> bool {
+        if let Some(times) = self.freed_in_use.get_mut(&page) {
+            *times -= 1;
+            if *times == 0 {
+                self.freed_in_use.remove(&page);
+            }
+        }
         let unit = self.unit(page);
         let is_free = self.end_use(page);
         if is_free {

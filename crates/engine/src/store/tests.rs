@@ -6,6 +6,7 @@ mod pages;
 use forebay_policy::{LastTouch, Touch};
 
 use super::*;
+use crate::contents::Place;
 
 const PER: usize = 16;
 
@@ -230,6 +231,40 @@ fn uses_beyond_a_byte_are_counted() {
     pages.release(3..4);
     assert_eq!(pages.take_freed(), [3]);
     assert!(pages.end_freed(3) && pages.uses(3) == 0);
+}
+
+#[test]
+fn a_page_that_is_used_while_it_is_freed_is_freed_once_more() {
+    let mut pages = Pages::new(8, 1, PER);
+    let place = |at: u32| Place {
+        segment: 8,
+        offset: at * PAGE as u32,
+        len: PAGE as u16,
+        kind: EntryKind::Raw,
+        crc: 0,
+        dirty: false,
+        meta: 0,
+    };
+    pages.set_loading(true);
+    // A block that a client has changed was in each page, and a later entry has another block there.
+    for at in [3, 4] {
+        pages.free_later(&place(at));
+        pages.hold_place(&place(at));
+    }
+    // That one leaves by a later entry of the same log, or by a record that is not durable.
+    pages.end_place(&place(3));
+    pages.set_loading(false);
+    assert_eq!(pages.take_freed(), [3, 4]);
+    pages.release_place(&place(4));
+    assert_eq!(pages.take_freed(), [4]);
+    assert!(pages.end_freed(3) && !pages.end_freed(4));
+    assert_eq!((pages.uses(3), pages.uses(4)), (0, 1));
+    assert!(pages.end_freed(4));
+    // From then on it is as any other.
+    pages.hold(4..5);
+    pages.hold(4..5);
+    pages.release(4..5);
+    assert_eq!((pages.uses(4), pages.freed()), (1, 0));
 }
 
 #[test]
