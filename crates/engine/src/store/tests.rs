@@ -246,7 +246,7 @@ fn a_page_that_is_used_while_it_is_freed_is_freed_once_more() {
         meta: 0,
     };
     pages.set_loading(true);
-    // A block that a client has changed was in each page, and a later entry has another block there.
+    // A block that a client has changed was in each page; a later entry has another block there.
     for at in [3, 4] {
         pages.free_later(&place(at));
         pages.hold_place(&place(at));
