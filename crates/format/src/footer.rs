@@ -9,7 +9,9 @@
 use crate::bytes::{PREFIX_BYTES, Reader, Writer, crc32c, ensure_len, magic, seal};
 use crate::entry::Entry;
 use crate::error::{FormatError, ensure_eq, ensure_max, ensure_min};
-use crate::table::{CELL_BYTES, ENTRY_CELLS, Entries, EntryTable, version_of};
+use crate::table::{
+    CELL_BYTES, ENTRY_CELLS, Entries, EntryTable, TablePosition, firsts_of, version_of,
+};
 use crate::{Lsn, PAGE, SEGMENT_SIZE_MAX, SegmentSeq};
 
 /// Length of the trailer at the end of the segment's last page, in bytes.
@@ -84,6 +86,24 @@ impl FooterTrailer {
         let from = bytes.len() - self.bytes;
         let front = bytes.get(from..).expect("the footer's length was checked");
         Entries::new(front, 0..self.cells * CELL_BYTES, self.footer.unit_entries)
+    }
+
+    /// Decodes up to `most` entries from a position on; returns them with the position after them.
+    ///
+    /// # Errors
+    /// The damaged entry.
+    ///
+    /// # Panics
+    /// As [`FooterTrailer::entries`].
+    pub fn some_entries(
+        &self,
+        bytes: &[u8],
+        from: TablePosition,
+        most: usize,
+    ) -> Result<(Vec<Entry>, TablePosition), FormatError> {
+        let mut found = self.entries(bytes).from(from);
+        let entries = found.by_ref().take(most).collect::<Result<_, _>>()?;
+        Ok((entries, found.position()))
     }
 }
 
@@ -188,9 +208,7 @@ pub fn decode_footer(bytes: &[u8]) -> Result<(Footer, Vec<Entry>), FormatError> 
     }
     let (found, count) = (entries.len() as u64, u64::from(footer.entries));
     ensure_eq("entries of a footer", COUNT_AT, count, found)?;
-    let firsts = entries.iter().filter(|entry| entry.first).count() as u64;
-    let begins = entries.first().is_none_or(|entry| entry.first);
-    check_firsts(&footer, (firsts, begins))?;
+    check_firsts(&footer, firsts_of(&entries))?;
     Ok((footer, entries))
 }
 

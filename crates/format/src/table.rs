@@ -221,8 +221,7 @@ impl EntryTable {
         }
         let mut bytes = vec![0; len.cells() * CELL_BYTES];
         put_entries(&mut Writer::new(&mut bytes), entries, unit_entries);
-        let firsts = entries.iter().filter(|entry| entry.first).count() as u64;
-        let begins = entries.first().is_none_or(|entry| entry.first);
+        let (firsts, begins) = firsts_of(entries);
         Self { unit_entries, bytes, entries: entries.len(), firsts, begins }
     }
 
@@ -270,10 +269,16 @@ impl EntryTable {
         &self.bytes
     }
 
-    /// Number of entries that begin a record, and whether the very first one does.
+    /// As [`firsts_of`] all entries.
     pub(crate) fn firsts(&self) -> (u64, bool) {
         (self.firsts, self.begins)
     }
+}
+
+/// Number of entries that begin a record, and whether the very first one does.
+pub(crate) fn firsts_of(entries: &[Entry]) -> (u64, bool) {
+    let firsts = entries.iter().filter(|entry| entry.first).count() as u64;
+    (firsts, entries.first().is_none_or(|entry| entry.first))
 }
 
 /// Where to go on with the entries of a record or footer.

@@ -244,8 +244,8 @@ impl Pages {
     /// Ends a use of each page.
     pub fn release(&mut self, pages: Range<u32>) {
         for page in pages {
-            let is_freed = self.of_page[page as usize].uses() == 1
-                || !self.freed_in_use.is_empty() && self.freed_in_use.contains_key(&page);
+            let is_freed =
+                self.of_page[page as usize].uses() == 1 || self.freed_in_use.contains_key(&page);
             match is_freed {
                 true => self.set_freed(page),
                 false => _ = self.end_use(page),

@@ -109,9 +109,9 @@ impl Sorting {
     fn look_up(&mut self, cache: &mut Cache, named: &Named) -> Option<bool> {
         let index = cache.log.position(self.job.seq);
         let most = (cache.config.segment_size / SORTED_ONE_IN) as usize;
-        let mut found = self.trailer.entries(&self.footer).from(self.looked);
-        let entries: Vec<Entry> = found.by_ref().take(most).collect::<Result<_, _>>().ok()?;
-        self.looked = found.position();
+        let found = self.trailer.some_entries(&self.footer, self.looked, most);
+        let (entries, past) = found.ok()?;
+        self.looked = past;
         let (looked, all) = (self.looked.entries(), self.trailer.footer.entries);
         if looked > all || looked < all && entries.is_empty() {
             return None;

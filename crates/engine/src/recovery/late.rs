@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use forebay_block::{Completion, Instant, IoBuf};
-use forebay_format::{Entry, FooterTrailer, TablePosition, footer_entries};
+use forebay_format::{FooterTrailer, TablePosition, footer_entries};
 
 use crate::api::Effects;
 use crate::api::event::Event;
@@ -220,8 +220,7 @@ impl Start {
         from: TablePosition,
         few: usize,
     ) -> Option<(u64, TablePosition)> {
-        let mut found = segment.trailer.entries(footer).from(from);
-        let entries: Vec<Entry> = found.by_ref().take(few).collect::<Result<_, _>>().ok()?;
+        let (entries, past) = segment.trailer.some_entries(footer, from, few).ok()?;
         for entry in &entries {
             cache.contents.index().warm(Key::new(entry.volume, entry.block));
         }
@@ -229,6 +228,6 @@ impl Start {
             self.apply_entry(cache, segment.index, ordinal, entry, false);
         }
         let blocks = entries.iter().map(|entry| u64::from(entry.count)).sum();
-        (!entries.is_empty()).then(|| (blocks, found.position()))
+        (!entries.is_empty()).then_some((blocks, past))
     }
 }
