@@ -108,8 +108,10 @@ impl Destaging {
             return 0;
         }
         // A disk that chooses the nearest of its requests would serve the awaited ones last. Those
-        // of an ordered volume leave with all others of their cut.
-        if cache.volume(volume).flow.pacer.is_awaited() && !cache.is_ordered(volume) {
+        // of an ordered volume leave with all others of their cut; one that was begun is ended in
+        // any mode.
+        let in_cuts = cache.is_ordered(volume) || self.writing_since(volume).is_some();
+        if cache.volume(volume).flow.pacer.is_awaited() && !in_cuts {
             return 0;
         }
         let depth = cache.config.destage_depth;
