@@ -464,6 +464,11 @@ impl Contents {
         self.unreadable.get(&key).copied()
     }
 
+    /// Whether a dirty block could not be read back when that was last tried.
+    pub fn has_failed(&self, key: Key) -> bool {
+        self.fenced.contains(&key) || self.unreadable.contains_key(&key)
+    }
+
     /// Forgets which blocks could not be read back.
     pub fn forget_all_unreadable(&mut self) {
         self.unreadable.clear();

@@ -202,8 +202,13 @@ impl Destaging {
         if within.clone().any(|i| destaging.get(i)) {
             return None;
         }
-        let holes: Vec<Key> =
-            within.clone().filter(|&i| !dirty.get(i)).map(|i| Key(start.0 - first + i)).collect();
+        let key = |i| Key(start.0 - first + i);
+        // One that stays dirty would have the stripe filled and written again and again.
+        let stays = |i| dirty.get(i) && cache.contents.has_failed(key(i));
+        if within.clone().any(stays) {
+            return None;
+        }
+        let holes: Vec<Key> = within.clone().filter(|&i| !dirty.get(i)).map(key).collect();
         let begins = |i: &u64| dirty.get(*i) && (*i == first || !dirty.get(*i - 1));
         let runs = within.filter(begins).count();
         let is_worth_it = holes.len() as u64 * 2 <= count || config.rotational && runs > 1;

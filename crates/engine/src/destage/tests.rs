@@ -684,8 +684,10 @@ fn a_stripe_of_the_primary_is_filled_if_the_cache_has_all_of_it() {
 #[test]
 fn blocks_that_fill_a_stripe_are_dirty_in_the_log_before_it_is_written() {
     let mut bed = striped(&[1, 2], &[0, 3], true);
+    bed.rooms.log.take_client_bytes();
     assert!(bed.writes().is_empty());
     assert_eq!((bed.state(1), bed.state(2)), ((true, false), (true, false)));
+    assert!(bed.rooms.log.take_client_bytes() > 0, "more than reclaim's copies fills the log");
     let named = bed.rooms.contents.unsettled(key(1));
     assert!(named.is_some_and(|lsn| lsn > bed.rooms.log.durable()));
     assert!(bed.writes().is_empty(), "the record is on its way");
@@ -746,6 +748,41 @@ fn a_clean_block_that_has_become_corrupt_fills_no_stripe() {
     let stats = &bed.rooms.volume_mut(VOLUME).stats;
     assert_eq!((stats.corrupt_clean, stats.stripe_filled_blocks), (1, 0));
     assert_eq!(bed.rooms.volume(VOLUME).flow.filled_blocks, 0);
+}
+
+/// The clean block beside it was made dirty and written for ever, several times a second.
+#[test]
+fn a_stripe_with_a_block_that_cannot_be_read_back_is_filled_once() {
+    for corrupt in [true, false] {
+        let mut bed = striped(&[0], &[1], true);
+        bed.rooms.cache.set_pace(VOLUME, Pace { stripe: Some(2 * BLOCK), ..Pace::default() });
+        let place = bed.rooms.contents.get(key(1)).expect("it is cached");
+        let bad = bed.rooms.segment_offset(place.segment as usize) + u64::from(place.offset);
+        if corrupt {
+            bed.rooms.spoil(1);
+        }
+        for _ in 0..9 {
+            bed.pump();
+            let mut sent = std::mem::take(&mut bed.rooms.fx.ios);
+            let records =
+                |(target, io): &(Target, Io)| *target == Target::Cache && io.op == IoOp::Write;
+            while let Some((target, io)) = sent.pop() {
+                let hit = (io.range.offset..io.range.end()).contains(&bad);
+                let fails = !corrupt && target == Target::Cache && hit;
+                bed.end((target, io), if fails { Err(ErrorKind::Media.into()) } else { Ok(()) });
+                let (records, rest): (Vec<_>, _) = bed.rooms.fx.ios.drain(..).partition(records);
+                sent.extend(rest);
+                bed.rooms.fx.ios.extend(records);
+            }
+            bed.rooms.settle();
+            bed.rooms.flush_device();
+            bed.flushed(Ok(()));
+            bed.wait(UNREADABLE_PAUSE);
+        }
+        assert_eq!(bed.state(1), (true, false));
+        assert_eq!(bed.rooms.contents.fenced().contains(&key(1)), corrupt);
+        assert_eq!(bed.rooms.volume(VOLUME).stats.stripe_filled_blocks, 1, "{corrupt}");
+    }
 }
 
 /// A bed in which a stripe is being filled, with the reads that check its clean blocks.

@@ -190,8 +190,8 @@ impl Builder {
 
     /// Whether the record holds more than copies and checkpoints.
     pub fn has_news(&self) -> bool {
-        let is_news =
-            |item: &Pending| item.kind != EntryKind::Checkpoint && !item.expect.is_again();
+        let is_copy = |item: &Pending| matches!(item.expect, Expect::At(_));
+        let is_news = |item: &Pending| item.kind != EntryKind::Checkpoint && !is_copy(item);
         self.pending.iter().any(is_news)
     }
 
