@@ -355,6 +355,7 @@ impl Model {
                     e.fleeting || e.discard && e.content.matches(self.volume, n as u64, 0, bytes)
                 };
                 if !sector.entries.iter().any(may_go) {
+                    let doubtful = sector.is_doubtful(self.volume, n as u64, read.0, bytes);
                     let now_from = if self.settles {
                         sector.observe(found, now, self.crashed_at, self.durable_until);
                         found
@@ -362,7 +363,7 @@ impl Model {
                         sector.observe_for_now(found, now)
                     };
                     if alike > 1 {
-                        sector.forget_origin(now_from);
+                        sector.forget_origin(now_from, doubtful);
                     }
                 }
             }

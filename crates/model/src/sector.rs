@@ -118,6 +118,16 @@ impl Sector {
         last.map(|found| (found, count))
     }
 
+    /// Whether one of the allowed contents that match `bytes` may be lost, although the disk shows
+    /// it.
+    pub fn is_doubtful(&self, volume: VolumeId, sector: u64, at: u64, bytes: &[u8]) -> bool {
+        let mut alike = self.allowed(at).filter(|(_, one)| one.matches(volume, sector, 0, bytes));
+        alike.any(|(found, _)| match found {
+            Found::Initial => false,
+            Found::Entry(place) => self.entries[place].doubtful && !self.entries[place].durable,
+        })
+    }
+
     /// Removes contents that no read submitted at `horizon` or later can return, and no crash can
     /// bring back.
     pub fn trim(&mut self, horizon: u64, durable_until: u64) {
@@ -183,14 +193,15 @@ impl Sector {
     }
 
     /// Records that several writes left the same bytes: the content is known, but not which write
-    /// it is from.
-    pub fn forget_origin(&mut self, found: Found) {
+    /// it is from. `doubtful`: it may be from one that the disk has lost and still shows.
+    pub fn forget_origin(&mut self, found: Found, doubtful: bool) {
         if let Found::Entry(place) = found
             && let Some(e) = self.entries.get_mut(place)
         {
             e.id = UNKNOWN;
             e.acked_in = None;
             e.session = u32::MAX;
+            e.doubtful |= doubtful && !e.durable;
         }
     }
 

@@ -212,6 +212,26 @@ fn a_block_of_two_times_is_called_mixed() {
     assert!(m.check_unmixed(0, &skipped).is_err());
 }
 
+/// The disk shows what it lost. A write that failed may have put the same bytes there, or not.
+#[test]
+fn bytes_of_a_failed_flush_are_no_safer_because_a_failed_write_had_the_same() {
+    for told in [false, true] {
+        let mut m = model();
+        write(&mut m, 1, true, false);
+        if told {
+            m.fail_flush();
+        }
+        m.begin_write(2, block(0), Change::Copy { of: 1, ahead: 0 }).expect("whole sectors");
+        m.end_write(2, false, false);
+        let read = m.begin_read();
+        let data = bytes_of(block(0), &Content::Stamp(1));
+        m.end_read(read, block(0), Some(&data)).expect("both wrote it");
+        flush(&mut m);
+        m.crash();
+        assert_eq!(visible(&mut m), if told { vec![0, 1] } else { vec![1] });
+    }
+}
+
 /// If two writes left equal bytes, the model forgets which of them the content is from. Two such
 /// unknown writes are not one write of which a block could have one half (seed 623624).
 #[test]

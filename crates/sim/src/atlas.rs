@@ -190,6 +190,23 @@ impl Scenario {
         left || self.outcome().errors_stay || self == Self::CacheLost
     }
 
+    /// Whether no device loses what it has acknowledged, so that a server's death is the same with
+    /// this fault.
+    #[must_use]
+    pub fn spares_devices(self) -> bool {
+        matches!(
+            self,
+            Self::Crashes
+                | Self::ModeSwitches
+                | Self::CacheReadErrors
+                | Self::CacheWriteErrors
+                | Self::CacheRot
+                | Self::CacheSlow
+                | Self::PrimaryReadErrors
+                | Self::PrimaryReturns
+        )
+    }
+
     /// Whether a volume's mode may differ from the one at the start.
     #[must_use]
     pub fn changes_modes(self) -> bool {

@@ -106,6 +106,11 @@ pub struct Setup {
     pub power: bool,
     /// Whether in most crashes only the server dies, and the next one gets the requests under way.
     pub takeover: bool,
+    /// Whether clients write here and there in a small part of a volume, so that stripes of its
+    /// primary are filled.
+    pub striped: bool,
+    /// Whether the links to primaries break, and primaries are said to have changed.
+    pub restless: bool,
     /// If volumes and cache change: the size of each volume at the first start, in bytes.
     pub steered: Option<Vec<u64>>,
     /// Percentage of restarts after which everything is read and checked.
@@ -134,17 +139,9 @@ pub const STEERED_SEEDS: u64 = 100_000_000;
 /// again, they are said to have changed, and requests are long.
 pub const RESTLESS_SEEDS: u64 = 120_000_000;
 
-/// Whether the world of a seed has restless primaries.
-#[must_use]
-pub fn is_restless(seed: u64) -> bool {
-    seed >= RESTLESS_SEEDS
-}
-
-/// Whether the world of a seed has arrays with parity.
-#[must_use]
-pub fn is_striped(seed: u64) -> bool {
-    (STRIPED_SEEDS..STEERED_SEEDS).contains(&seed)
-}
+/// Seeds from this one on are worlds that are several of the above at once, with volumes that
+/// differ from each other.
+pub const MIXED_SEEDS: u64 = 140_000_000;
 
 /// Bytes of a cache device with `shards` shards of `segments` segments, with the share that a pool
 /// leaves unused.
@@ -265,14 +262,17 @@ impl Setup {
             also,
             power: rng.percent(85),
             takeover,
+            striped: false,
+            restless: false,
             steered: None,
             verify_percent: rng.pick(&[30, 80, 100]),
         };
         match seed {
+            MIXED_SEEDS.. => setup.mixed(),
             RESTLESS_SEEDS.. => setup.restless(),
             STEERED_SEEDS.. => setup.steered(),
-            _ if is_striped(seed) => setup.striped(),
-            _ if ordered => setup.in_order(ends),
+            STRIPED_SEEDS.. => setup.striped(),
+            ORDERED_SEEDS.. => setup.in_order(ends),
             _ => setup,
         }
     }
@@ -300,6 +300,7 @@ impl Setup {
     /// part of a volume, all of which the store can hold.
     fn striped(mut self) -> Self {
         let mut rng = Rng::new(self.seed ^ 0x0057_219e);
+        self.striped = true;
         self.shards = rng.pick(&[1, 1, 2]);
         // Blocks come to the store soon.
         (self.segment_size, self.log_segments) = (64 << 10, Some(8));
@@ -337,6 +338,7 @@ impl Setup {
     /// modes that are switched.
     fn restless(mut self) -> Self {
         let mut rng = Rng::new(self.seed ^ 0x4e57_1e55);
+        self.restless = true;
         (self.scenario, self.also) = match rng.below(6) {
             0 => (Scenario::ModeSwitches, Some(Scenario::PrimaryReturns)),
             1 => (Scenario::PrimaryReturns, Some(Scenario::PrimaryWriteErrors)),
@@ -368,6 +370,58 @@ impl Setup {
             false => rng.within(1, volume.size / SECTOR_SIZE as u64) * SECTOR_SIZE as u64,
         };
         self.steered = Some(self.volumes.iter().map(first_size).collect());
+        self
+    }
+
+    /// The same world as several kinds at once, with volumes that differ, and with settings that
+    /// otherwise only switches of the mode bring.
+    fn mixed(mut self) -> Self {
+        let mut rng = Rng::new(self.seed ^ 0x000a_11ed);
+        let ends = rng.percent(15);
+        if rng.percent(40) {
+            self = self.striped();
+        }
+        if ends {
+            (self.scenario, self.also) = (Scenario::CacheEnds, None);
+            self = self.in_order(true);
+        } else if rng.percent(60) {
+            self = self.in_order(false);
+        }
+        match rng.below(4) {
+            _ if ends => {}
+            0 => self = self.restless(),
+            1 => {
+                let faults = (self.scenario, self.also);
+                self = self.steered();
+                if rng.percent(50) {
+                    (self.scenario, self.also) = faults;
+                }
+            }
+            2 => (self.scenario, self.also) = (Scenario::Crashes, None),
+            _ => {}
+        }
+        self.takeover = self.also.is_none() && self.scenario.spares_devices() && rng.percent(50);
+        let part = |percent| Some(Part::Percent(percent));
+        for volume in &mut self.volumes {
+            if !ends && rng.percent(50) {
+                volume.mode = rng.pick(&Mode::NAMES).1;
+            }
+            volume.ordered = volume.ordered.filter(|_| ends || rng.percent(70));
+            volume.rotational = rng.percent(50);
+            let (at_least, at_most) =
+                rng.pick(&[(None, None), (None, part(5)), (part(40), None), (part(1), part(60))]);
+            volume.cache_share = CacheShare { at_least, at_most };
+            let (at_least, at_most) =
+                rng.pick(&[(None, None), (part(30), None), (None, part(10)), (part(0), part(1))]);
+            volume.share = DirtyShare { at_least, at_most };
+            let latency = rng.pick(&[None, Some(50)]).map(Duration::from_micros);
+            volume.pace = Pace { latency, rate: rng.pick(&[None, Some(4 << 20)]), stripe: None };
+        }
+        let idle = rng.pick(&[Some(0), Some(30), Some(5_000), None]);
+        self.idle_destage = idle.map(Duration::from_millis);
+        self.fill_rate = rng.pick(&[None, None, Some(1), Some(1 << 20)]);
+        self.wear_budget = rng.pick(&[None, None, Some(1), Some(100 << 20)]);
+        self.primary.garbles &= primary_may_garble(&self.volumes, self.scenario, self.also);
         self
     }
 

@@ -15,7 +15,7 @@ use forebay_engine::{State, Stats, Target, Trust};
 use forebay_model::Model;
 
 use crate::atlas::Scenario;
-use crate::config::{Setup, is_striped};
+use crate::config::Setup;
 use crate::disk::{Fate, Rule};
 use crate::failure::Kind;
 use crate::pages::Pages;
@@ -179,7 +179,7 @@ impl World {
                 let latency = [None, Some(Duration::from_micros(50)), None][at % 3];
                 let rate = [None, Some(4 << 20), Some(64 << 20)][at % 3];
                 let stripe = [None, Some(0), Some(16 << 10), Some(128 << 10)][at % 4];
-                let stripe = stripe.filter(|_| is_striped(self.setup.seed));
+                let stripe = stripe.filter(|_| self.setup.striped);
                 let pace = Pace { latency, rate, stripe };
                 self.setup.volumes[*volume].pace = pace;
                 // Nothing, all that is written most, or half of it.

@@ -5,7 +5,7 @@ use forebay_block::{ByteRange, IoOp, SECTOR_SIZE};
 use forebay_engine::Mode;
 
 use crate::atlas::Scenario;
-use crate::config::{Setup, is_restless, is_striped};
+use crate::config::Setup;
 use crate::rng::Rng;
 use crate::steer::Change;
 
@@ -64,7 +64,7 @@ pub enum Step {
 pub fn script(setup: &Setup) -> Vec<Step> {
     let mut rng = Rng::new(setup.seed ^ 0x5c21_77aa);
     let count = rng.pick(&[20, 60, 120, 240]);
-    let count = if is_striped(setup.seed) { 4 * count } else { count };
+    let count = if setup.striped { 4 * count } else { count };
     let mut mix = Mix::from_rng(&mut rng);
     // Uses random numbers of its own, so that the other steps of a seed stay unchanged.
     let mut copies = Rng::new(setup.seed ^ 0x0d0b_1e55);
@@ -84,13 +84,13 @@ pub fn script(setup: &Setup) -> Vec<Step> {
             mix.crash_percent = 0;
         }
     }
-    if is_striped(setup.seed) {
+    if setup.striped {
         let mut rng = Rng::new(setup.seed ^ 0x0057_219f);
         (mix.sequential, mix.zero, mix.odd) = (rng.pick(&[0, 10]), rng.pick(&[0, 5]), 0);
         (mix.write, mix.blocks_max) = (rng.pick(&[40, 70]), rng.pick(&[1, 2, 4]));
     }
     let mut restless = Rng::new(setup.seed ^ 0x4e57_1e56);
-    if is_restless(setup.seed) {
+    if setup.restless {
         mix.blocks_max = restless.pick(&[1, 4, 80, 600]);
         mix.discard = restless.pick(&[5, 20, 40]);
         mix.zero = restless.pick(&[0, 5, 20]);
@@ -132,7 +132,7 @@ pub fn script(setup: &Setup) -> Vec<Step> {
             }
             steps.push(request);
         }
-        if is_restless(setup.seed) && restless.percent(12) {
+        if setup.restless && restless.percent(12) {
             let volume = restless.below(setup.volumes.len() as u64) as usize;
             steps.push(match restless.below(3) {
                 0 => Step::Distrust(volume),

@@ -5,12 +5,13 @@
 //! in the cache, stops in order, and the next one opens everything. While a volume is away its
 //! primary is written without the cache.
 
-use forebay_block::{BLOCK_SIZE, ByteRange, VolumeId};
+use forebay_block::{BLOCK_SIZE, ByteRange, VOLUMES_MAX, VolumeId};
 use forebay_engine::Trust;
 use forebay_model::Change as Content;
 use forebay_volume::offline::examine;
 use forebay_volume::pool::{Absent, is_removed};
 
+use crate::atlas::Scenario;
 use crate::config::Setup;
 use crate::failure::{Failure, Kind};
 use crate::pages::Pages;
@@ -24,6 +25,8 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 const WRITES_ALONE: u64 = 6;
 /// Percentage of removals without a drain, which are refused if anything is dirty.
 const UNDRAINED_PERCENT: u64 = 20;
+/// How long a drain is waited for in a world with faults, in nanoseconds.
+const DRAIN_PATIENCE: u64 = 120_000_000_000;
 
 /// A change of the configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -149,6 +152,8 @@ impl World {
     pub(crate) fn kept_ids(&self) -> Vec<(VolumeId, String)> {
         let served = self.steering.served().into_iter();
         let served = served.filter(|_| self.setup.steered.is_some());
+        // Not that of a volume that the pool has not seen yet.
+        let served = served.filter(|(_, id)| usize::from(id.0) < VOLUMES_MAX);
         served.map(|(volume, id)| (id, format!("volume{volume}"))).collect()
     }
 
@@ -199,15 +204,29 @@ impl World {
         };
         let drained: Vec<VolumeId> =
             drained.into_iter().filter_map(|volume| self.steering.ids[volume]).collect();
-        if let Some(server) = self.server.as_mut() {
-            server.each(|engine| drained.iter().for_each(|&id| engine.drain_volume(id, true)));
-        }
-        self.wait("volumes to be drained", |world| {
+        let drain = |world: &mut Self, on: bool| {
+            if let Some(server) = world.server.as_mut() {
+                server.each(|engine| drained.iter().for_each(|&id| engine.drain_volume(id, on)));
+            }
+        };
+        let is_drained = |world: &Self| {
             let states = world.server.as_ref().map(|server| server.volumes()).unwrap_or_default();
             let mut own = states.iter().filter(|state| drained.contains(&state.id));
-            own.all(|state| state.dirty_blocks == 0) || world.tally.crashes > crashes
+            own.all(|state| state.dirty_blocks == 0)
+        };
+        drain(self, true);
+        // Blocks that a fault keeps from the primary are not waited for: the volume stays.
+        let until = self.now + DRAIN_PATIENCE;
+        let faulty = !matches!(self.setup.scenario, Scenario::Crashes | Scenario::ModeSwitches);
+        self.wait("volumes to be drained", |world| {
+            let is_over = faulty && world.now > until;
+            is_drained(world) || is_over || world.tally.crashes > crashes
         })?;
         if self.tally.crashes > crashes {
+            return Ok(());
+        }
+        if !is_drained(self) {
+            drain(self, false);
             return Ok(());
         }
         self.steering.next = Some(change.clone());
@@ -266,7 +285,11 @@ impl World {
     /// Removes a volume. If it has dirty blocks, that is refused, and the volume stays.
     fn remove(&mut self, volume: usize) -> Result<(), Failure> {
         let Some(id) = self.steering.ids[volume].take() else { return Ok(()) };
-        let dirty = match self.mischief.interferes(Bug::LeftUndrained) {
+        // A failed cache that has been emptied counts for nothing.
+        let newest = self.pool.last;
+        let mut own = self.pool.witnesses.iter().filter(|witness| Some(witness.uuid) == newest);
+        let is_void = own.any(|own| own.trust == Trust::Nothing);
+        let dirty = match is_void || self.mischief.interferes(Bug::LeftUndrained) {
             true => 0,
             false => self.steering.dirty[volume],
         };
@@ -276,7 +299,7 @@ impl World {
         if dirty > 0 {
             self.boot(false);
             let refused = self.refusal().is_some_and(|why| why.contains("not on its primary yet"));
-            if !refused {
+            if !refused && !self.cache.is_gone() {
                 return Err(self.fail(Kind::Taken, "a volume with dirty blocks was removed"));
             }
             self.tally.refusals += 1;

@@ -442,11 +442,12 @@ impl World {
         }
         for report in fx.cuts {
             let volume = report.volume;
-            let gate = &mut self.cut_gates[usize::from(volume.0)];
+            let of = self.volume_of(volume);
+            let gate = &mut self.cut_gates[of];
             let before = gate.complete();
             let order = gate.take(shard, report.news);
             if gate.complete().is_some() && gate.complete() != before {
-                self.cuts_written.push(usize::from(volume.0));
+                self.cuts_written.push(of);
             }
             self.trace.line(self.now, || format!("shard {shard}: {report:?}: {order:?}"));
             let shards = self.setup.shards;

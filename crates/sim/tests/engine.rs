@@ -4,7 +4,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use forebay_engine::Mode;
-use forebay_sim::config::{ORDERED_SEEDS, RESTLESS_SEEDS, STEERED_SEEDS, STRIPED_SEEDS};
+use forebay_sim::config::{
+    MIXED_SEEDS, ORDERED_SEEDS, RESTLESS_SEEDS, STEERED_SEEDS, STRIPED_SEEDS,
+};
 use forebay_sim::errors::Script;
 use forebay_sim::planted::Bug;
 use forebay_sim::runner::{Keep, proves, run_seed, seeds_for};
@@ -71,6 +73,14 @@ fn changes_of_volumes_and_of_the_cache_lose_nothing() {
 #[test]
 fn restless_primaries_lose_nothing() {
     (RESTLESS_SEEDS..RESTLESS_SEEDS + SEEDS).for_each(|seed| {
+        check(seed);
+    });
+}
+
+/// Worlds that are several of these at once.
+#[test]
+fn mixed_worlds_lose_nothing() {
+    (MIXED_SEEDS..MIXED_SEEDS + SEEDS).for_each(|seed| {
         check(seed);
     });
 }
