@@ -207,6 +207,7 @@ impl World {
         let health = self.server.as_ref().map_or(Health::Detached, Server::health);
         let Some((last, copy)) = self.pool.current.take() else { return false };
         if health != Health::Good {
+            self.note_uncached();
             return false;
         }
         let mut prints = Vec::new();

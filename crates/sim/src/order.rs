@@ -83,7 +83,8 @@ impl World {
             let disk = &self.setup.primary;
             let slow = (disk.latency.1 + SLOW_FLUSHES * disk.flush.1) * SLOWER * 2;
             let late_max = LATE_MAX + if disk.slow_percent == 0 { 0 } else { slow };
-            if !self.was_broken && age > depth + late_max {
+            let bound = self.setup.volumes[volume].pace.rate.is_some();
+            if !self.was_broken && !bound && age > depth + late_max {
                 let age = age / 1_000_000;
                 return Err(self.fail(Kind::Alone, format!("the primary is {age} ms old")));
             }

@@ -82,8 +82,8 @@ pub(crate) struct Steering {
     pub recorded: Vec<u64>,
     /// The volumes that have left.
     pub absent: Vec<Absent>,
-    /// Number of dirty blocks of each volume at the last stop.
-    dirty: Vec<u64>,
+    /// Number of dirty blocks of each volume at the last stop, if the cache was in use then.
+    dirty: Option<Vec<u64>>,
     next: Option<Change>,
 }
 
@@ -98,7 +98,7 @@ impl Steering {
             ids: (0..count).map(|volume| Some(VolumeId(volume as u8))).collect(),
             recorded: setup.volumes.iter().map(|volume| volume.size).collect(),
             absent: Vec::new(),
-            dirty: vec![0; count],
+            dirty: Some(vec![0; count]),
             next: None,
         }
     }
@@ -180,11 +180,18 @@ impl World {
     /// Notes at a stop how much is dirty, and the sizes for which fingerprints are recorded.
     pub(crate) fn note_dirty(&mut self) {
         let states = self.server.as_ref().map(|server| server.volumes()).unwrap_or_default();
+        let mut dirty = vec![0; self.models.len()];
         for (volume, id) in self.steering.served() {
             let own = states.iter().filter(|state| state.id == id);
-            self.steering.dirty[volume] = own.map(|state| state.dirty_blocks).sum();
+            dirty[volume] = own.map(|state| state.dirty_blocks).sum();
             self.steering.recorded[volume] = self.setup.volumes[volume].size;
         }
+        self.steering.dirty = Some(dirty);
+    }
+
+    /// Notes a stop without a cache in use.
+    pub(crate) fn note_uncached(&mut self) {
+        self.steering.dirty = None;
     }
 
     /// Brings a change into force, unless a crash comes first.
@@ -282,24 +289,21 @@ impl World {
         self.tally.changes += 1;
     }
 
-    /// Removes a volume. If it has dirty blocks, that is refused, and the volume stays.
+    /// Removes a volume. If it has dirty blocks, that is refused, and the volume stays, as it does
+    /// with a cache that has failed.
     fn remove(&mut self, volume: usize) -> Result<(), Failure> {
-        let Some(id) = self.steering.ids[volume].take() else { return Ok(()) };
-        // A failed cache that has been emptied counts for nothing.
-        let newest = self.pool.last;
-        let mut own = self.pool.witnesses.iter().filter(|witness| Some(witness.uuid) == newest);
-        let is_void = own.any(|own| own.trust == Trust::Nothing);
-        let dirty = match is_void || self.mischief.interferes(Bug::LeftUndrained) {
-            true => 0,
-            false => self.steering.dirty[volume],
+        let Some(dirty) = self.steering.dirty.as_ref().map(|all| all[volume]) else {
+            return Ok(());
         };
+        let Some(id) = self.steering.ids[volume].take() else { return Ok(()) };
+        let dirty = if self.mischief.interferes(Bug::LeftUndrained) { 0 } else { dirty };
         self.trace.line(self.now, || format!("volume {volume} leaves, {dirty} blocks dirty"));
         self.steering.absent.retain(|other| other.id != id);
         self.steering.absent.push(Absent { id, dirty, forget: false });
         if dirty > 0 {
             self.boot(false);
             let refused = self.refusal().is_some_and(|why| why.contains("not on its primary yet"));
-            if !refused && !self.cache.is_gone() {
+            if !refused {
                 return Err(self.fail(Kind::Taken, "a volume with dirty blocks was removed"));
             }
             self.tally.refusals += 1;
@@ -343,7 +347,9 @@ impl World {
 
     /// Gives up the cache: the next server makes one of another size.
     fn give_up_cache(&mut self, segments: u64, moves: bool) -> Result<(), Failure> {
-        let dirty: u64 = self.steering.dirty.iter().sum();
+        let Some(dirty) = self.steering.dirty.as_ref().map(|all| all.iter().sum::<u64>()) else {
+            return Ok(());
+        };
         if dirty > 0 && !self.mischief.interferes(Bug::GivenUpUndrained) {
             return Ok(());
         }
