@@ -417,6 +417,9 @@ impl Setup {
             let latency = rng.pick(&[None, Some(50)]).map(Duration::from_micros);
             volume.pace = Pace { latency, rate: rng.pick(&[None, Some(4 << 20)]), stripe: None };
         }
+        // Memory for fewer blocks than the device takes.
+        let all = self.segments * u64::from(self.segment_size) / 4096;
+        self.index_blocks = rng.pick(&[all / 4, all / 2, all, all * 3 / 2]);
         let idle = rng.pick(&[Some(0), Some(30), Some(5_000), None]);
         self.idle_destage = idle.map(Duration::from_millis);
         self.fill_rate = rng.pick(&[None, None, Some(1), Some(1 << 20)]);

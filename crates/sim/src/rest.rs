@@ -12,7 +12,7 @@ use forebay_format::SUPERBLOCK_OFFSETS;
 use forebay_volume::offline::examine;
 
 use crate::atlas::Scenario;
-use crate::config::{STORE_SEEDS, Setup, TAKEOVER_SEEDS};
+use crate::config::{MIXED_SEEDS, STORE_SEEDS, Setup, TAKEOVER_SEEDS};
 use crate::failure::Kind;
 use crate::rng::Rng;
 use crate::script::{Step, script};
@@ -29,12 +29,17 @@ const SUPERBLOCK_PERCENT: u64 = 3;
 const REFUSALS: [&str; 4] =
     ["perhaps with the newest version", "may hold dirty blocks", "is missing", "older copy"];
 
+/// Seeds from this one on are mixed worlds.
+const MIXED_FROM: u64 = 1_000_000;
+
 /// The world of a seed, and its script.
 #[must_use]
 pub fn world(seed: u64) -> (Setup, Vec<Step>) {
     // Worlds of which most have a store.
     let of = (seed ^ 0x0da3_a6ed) % (TAKEOVER_SEEDS - STORE_SEEDS);
-    let mut setup = Setup::from_seed(STORE_SEEDS + of);
+    let kind = if seed < MIXED_FROM { STORE_SEEDS } else { MIXED_SEEDS };
+    let mut setup = Setup::from_seed(kind + of);
+    (setup.steered, setup.takeover) = (None, false);
     setup.seed = seed;
     setup.scenario = Scenario::CacheDamaged;
     setup.also = None;

@@ -232,7 +232,9 @@ impl Start {
                 self.to_fence.push_back(key);
                 continue;
             }
-            if entry.kind == EntryKind::Invalidate || orphan || gone || is_outside {
+            // A lost block that is not dirty was written again, and the primary has that.
+            let is_over = entry.kind == EntryKind::Lost && !dirty;
+            if entry.kind == EntryKind::Invalidate || is_over || orphan || gone || is_outside {
                 cache.contents.forget(key, &mut cache.ram);
                 continue;
             }

@@ -338,6 +338,22 @@ fn what_was_clean_at_the_last_stop_is_clean() {
     assert!(bed.rooms.contents.dirty().blocks() <= 7);
 }
 
+/// The primary has what was written over it.
+#[test]
+fn a_lost_block_that_is_clean_is_not_cached() {
+    for (clean, found) in [(0, Some(true)), (1, None)] {
+        let mut rooms = Rooms::new(0);
+        let Rooms { cache, fx, .. } = &mut rooms;
+        cache.push_bare(fx, key(1), 1, EntryKind::Lost, true, Expect::Always);
+        rooms.log_record();
+        rooms.clean([2]);
+        let stop = stopped_at(2, &[(VOLUME, Lsn(clean))]);
+        let bed = Bed::with(rooms, |config| config.last_stop = stop).serving();
+        assert_eq!((bed.block(1), bed.block(2)), (found, Some(false)));
+        assert_eq!(bed.rooms.contents.fenced().len(), usize::from(found.is_some()));
+    }
+}
+
 #[test]
 fn a_segment_whose_footer_has_bad_entries_is_read_record_by_record() {
     let mut rooms = Rooms::new(0);
