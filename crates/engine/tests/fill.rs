@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use forebay_block::testing::{Numbers, noise};
-use forebay_block::{BLOCK_SIZE, ByteRange, IoOp};
-use forebay_engine::testing::{Devices, Harness, config};
+use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, IoOp};
+use forebay_engine::testing::{Devices, Harness, VOLUME, config};
 use forebay_engine::{Eviction, Refusal, Setting, Shard, ShardConfig, Stats};
 use forebay_policy::WEAR_BANK;
 
@@ -149,4 +149,30 @@ fn half_of_the_wear_costs_few_hits() {
     );
     assert!(written(&halved) <= written(&free) * 55 / 100);
     assert!(hits(&halved) >= hits(&free) * 0.8);
+}
+
+/// A pin is no promise where the index, whose memory may be bounded, has no room for anything else.
+#[test]
+fn writes_go_on_where_pinned_blocks_take_all_of_the_index() {
+    let index_blocks = 320;
+    let all = config(CACHE, SIZE);
+    let (segment_size, log_segments) = (SEGMENT as u32, Some(8));
+    let eviction = Eviction::Lru;
+    let config =
+        ShardConfig { log_segments, segment_size, eviction, index_blocks, ram_bytes: 0, ..all };
+    let devices = Devices { primary: noise(1, SIZE as usize), ..Devices::new(CACHE, SIZE) };
+    let mut harness = Harness::start(config, devices);
+    harness.settle();
+    let pinned = 2000;
+    harness.engine.pin(VOLUME, &[BlockRange { first: 0, count: pinned }]);
+    read(&mut harness, 0..pinned);
+    let cached = harness.stats().cached_blocks;
+    assert!(cached * 10 > index_blocks * 9, "{cached}");
+    for at in 0..2 * index_blocks {
+        let range = ByteRange::new((pinned + at) * BLOCK, BLOCK);
+        let done = harness.ask(IoOp::Write, range, &noise(at, BLOCK_SIZE));
+        assert!(done.is_some(), "write {at}: {:?}", harness.stats());
+        harness.wait(Duration::from_millis(1));
+    }
+    harness.engine.check().expect("the counts are right");
 }

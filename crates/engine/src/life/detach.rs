@@ -261,9 +261,7 @@ impl Detach {
         let mut empty = on_way.is_empty() && may_leave;
         let mut next = Key(stripe * STRIPE_BLOCKS);
         for key in keys_of(stripe).filter(|key| dirty.get(key.0 % STRIPE_BLOCKS)) {
-            let contents = &cache.contents;
-            let unreadable = contents.unreadable_until(key).is_some();
-            if contents.fenced().contains(&key) || unreadable {
+            if cache.contents.has_failed(key) {
                 continue;
             }
             empty = false;

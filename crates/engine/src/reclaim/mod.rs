@@ -239,11 +239,16 @@ impl Job {
         2 * (self.to_read.len() + self.to_rebase.len() + self.to_name.len())
     }
 
-    /// Lets the clean blocks leave that would have to be named again.
-    fn leave_named(&mut self) {
-        let (clean, dirty) =
-            std::mem::take(&mut self.to_name).into_iter().partition(|item| !item.place.dirty);
-        (self.to_leave, self.to_name) = (clean, dirty);
+    /// Lets clean blocks leave that would have to be named again, at most so many.
+    fn leave_named(&mut self, mut most: u64) {
+        let mut leaves = |item: &Stored| {
+            let leaves = !item.place.dirty && most > 0;
+            most -= u64::from(leaves);
+            leaves
+        };
+        let (leaving, staying) =
+            std::mem::take(&mut self.to_name).into_iter().partition(|item| leaves(item));
+        (self.to_leave, self.to_name) = (leaving, staying);
     }
 
     /// Whether there is more to read or to copy.
@@ -288,6 +293,8 @@ const STORE_AHEAD_MAX: u64 = 16;
 /// Segments reclaimed beyond the clients' need before one is freed without copying clean blocks
 /// forward.
 const IN_VAIN_SEGMENTS_MAX: u64 = 8;
+/// Share of the index that is freed of pinned blocks at once where nothing else can leave.
+const GIVEN_ONE_IN: u64 = 64;
 /// Bytes that may be reclaimed for each byte that clients write: reclaiming a segment gains at
 /// least an eighth of it, usually more than a quarter.
 const RECLAIMED_FOR_ONE: u64 = 8;
@@ -434,7 +441,8 @@ impl Reclaim {
         if Self::rests_on_store(cache) && !cache.close_record(fx) {
             return self.begin_again(&mut cache.log, cache.now + READ_PAUSE);
         }
-        let sorting = Sorting::new(std::mem::take(&mut done.buf), trailer, self.must_gain(cache));
+        let must = (self.must_gain(cache), self.gives(cache));
+        let sorting = Sorting::new(std::mem::take(&mut done.buf), trailer, must);
         self.enter(&mut cache.log, State::Sorting(Box::new(sorting)));
         self.sort(cache, fx);
     }
@@ -448,6 +456,14 @@ impl Reclaim {
     fn must_gain(&mut self, cache: &mut Cache) -> bool {
         let in_vain = self.reclaims_in_vain(cache);
         cache.index_is_tight() || cache.log.is_emergency() || in_vain
+    }
+
+    /// Number of blocks that leave although they are pinned: a few, if the index has no room for
+    /// clients, and the segments before this one held nothing else that could leave.
+    fn gives(&self, cache: &Cache) -> u64 {
+        let index = cache.contents.index();
+        let in_vain = index.is_full() && self.lap.reclaimed >= IN_VAIN_SEGMENTS_MAX;
+        if in_vain { index.capacity() / GIVEN_ONE_IN + 1 } else { 0 }
     }
 
     /// Limit on the bytes of the oldest segment's clean blocks that may be copied forward in

@@ -41,13 +41,15 @@ pub(super) struct Sorting {
     decided: usize,
     /// The search for what the store has beside the copies.
     joining: Option<Joining>,
-    /// Whether no clean block may be kept.
+    /// Whether no clean block may be kept, except for pinned ones.
     must_gain: bool,
+    /// Number of pinned blocks, or of others in the store, that may leave nevertheless.
+    gives: u64,
 }
 
 impl Sorting {
     /// Begins with the entries of a segment's footer.
-    pub fn new(footer: IoBuf, trailer: FooterTrailer, must_gain: bool) -> Self {
+    pub fn new(footer: IoBuf, trailer: FooterTrailer, (must_gain, gives): (bool, u64)) -> Self {
         Self {
             job: Job::new(trailer.footer.seq),
             footer,
@@ -60,6 +62,7 @@ impl Sorting {
             decided: 0,
             joining: None,
             must_gain,
+            gives,
         }
     }
 }
@@ -81,12 +84,15 @@ impl Reclaim {
         if !is_over {
             return;
         }
+        let gives = sorting.gives;
         let mut job = std::mem::replace(&mut sorting.job, Job::new(SegmentSeq(0)));
         job.stays = stays;
         job.needs = job.bytes_at_most(cache.log.builder().pages_max(), stays);
         let segment = cache.config.segment_size;
-        if cache.log.is_emergency() && !cache.log.would_fit(job.needs, segment) {
-            job.leave_named();
+        let fits = !cache.log.is_emergency() || cache.log.would_fit(job.needs, segment);
+        let gives = if fits { gives } else { u64::MAX };
+        if gives > 0 {
+            job.leave_named(gives);
             job.needs = job.bytes_at_most(cache.log.builder().pages_max(), stays);
         }
         if !cache.log.fits_last(job.needs, job.entries_at_most(), segment) {
@@ -201,7 +207,10 @@ impl Sorting {
         let index = cache.log.position(self.job.seq);
         let from = self.decided;
         let to = match cache.store.exists() {
-            true => from + keep_in_store(cache, &mut self.clean[from..], self.must_gain),
+            true => {
+                let gives = &mut self.gives;
+                from + keep_in_store(cache, &mut self.clean[from..], self.must_gain, gives)
+            }
             false => {
                 let most = match self.must_gain {
                     true => 0,
@@ -281,15 +290,23 @@ fn keep_in_log(cache: &mut Cache, clean: &mut [Candidate], mut most: u64) {
 
 /// Decides which of the next clean blocks go to the store: neighbors that were logged together
 /// share a decision, as they will share a unit. Returns the number of blocks decided about.
-fn keep_in_store(cache: &mut Cache, clean: &mut [Candidate], must_gain: bool) -> usize {
+fn keep_in_store(
+    cache: &mut Cache,
+    clean: &mut [Candidate],
+    must_gain: bool,
+    gives: &mut u64,
+) -> usize {
     let most = (cache.config.segment_size / COMPARED_ONE_IN) as usize;
     let runs = clean.chunk_by_mut(|a, b| b.key == a.key + 1);
     let (mut decided, mut leaving) = (0, 0);
     for run in runs.flat_map(|run| run.chunks_mut(UNIT_BLOCKS as usize)).take(most) {
         let keys = run[0].key..run[0].key + run.len() as u64;
         let last = cache.last_of(run.iter().map(|block| block.meta));
-        // A pinned block makes way only if the log has no room even for its new entry.
+        // The log must have room for a pinned block's new entry, and the index for clients.
+        let is_given = *gives >= run.len() as u64;
         let pinned = cache.pins.has_any(keys.clone()) && !cache.log.is_emergency();
+        *gives -= if pinned && is_given { run.len() as u64 } else { 0 };
+        let pinned = pinned && !is_given;
         let guarded = cache.guards(Key(keys.start).volume(), leaving + run.len() as u64);
         let may_stay = pinned || !must_gain && cache.is_worth_wear(keys.clone());
         let deserve = |last| guarded || cache.deserve_store(keys, last);
