@@ -111,6 +111,8 @@ pub struct Setup {
     pub striped: bool,
     /// Whether the links to primaries break, and primaries are said to have changed.
     pub restless: bool,
+    /// Whether it is several kinds of world at once.
+    pub mixed: bool,
     /// If volumes and cache change: the size of each volume at the first start, in bytes.
     pub steered: Option<Vec<u64>>,
     /// Percentage of restarts after which everything is read and checked.
@@ -264,6 +266,7 @@ impl Setup {
             takeover,
             striped: false,
             restless: false,
+            mixed: false,
             steered: None,
             verify_percent: rng.pick(&[30, 80, 100]),
         };
@@ -377,6 +380,7 @@ impl Setup {
     /// otherwise only switches of the mode bring.
     fn mixed(mut self) -> Self {
         let mut rng = Rng::new(self.seed ^ 0x000a_11ed);
+        self.mixed = true;
         let ends = rng.percent(15);
         if rng.percent(40) {
             self = self.striped();

@@ -444,6 +444,12 @@ impl SimDisk {
         self.pending.iter().filter(|write| !write.durable).map(|write| write.range)
     }
 
+    /// Whether nothing is pending: all completed writes are stored, or given up.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.pending.is_empty()
+    }
+
     /// Whether a power failure took content that failed flushes had lost and reads had still seen:
     /// the disk has changed without a write.
     #[must_use]

@@ -222,6 +222,19 @@ impl World {
                 self.drain(*on);
                 Ok(())
             }
+            Step::DrainVolume(volume, on) => {
+                if let (Some(id), Some(server)) = (self.steering.ids[*volume], &mut self.server) {
+                    server.each(|engine| engine.drain_volume(id, *on));
+                }
+                Ok(())
+            }
+            Step::SetPatience(patience) => {
+                self.setup.patience = *patience;
+                if let Some(server) = &mut self.server {
+                    server.each(|engine| engine.set(Setting::Patience(*patience)));
+                }
+                Ok(())
+            }
             Step::Break(seed) => {
                 self.break_something(*seed);
                 Ok(())

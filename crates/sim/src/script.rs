@@ -1,6 +1,8 @@
 //! The actions of clients and of the world in a run: a list of steps derived from the seed.
 //! Shrinking a failure drops steps from it.
 
+use std::time::Duration;
+
 use forebay_block::{ByteRange, IoOp, SECTOR_SIZE};
 use forebay_engine::Mode;
 
@@ -51,6 +53,10 @@ pub enum Step {
     Distrust(usize),
     /// Begins or ends a drain while requests continue.
     Drain(bool),
+    /// Begins or ends a drain of a volume.
+    DrainVolume(usize, bool),
+    /// Writes wait this long for a primary that is away.
+    SetPatience(Duration),
     /// The fault of the scenario begins; the number seeds its details.
     Break(u64),
     /// All faults end.
@@ -95,6 +101,7 @@ pub fn script(setup: &Setup) -> Vec<Step> {
         mix.discard = restless.pick(&[5, 20, 40]);
         mix.zero = restless.pick(&[0, 5, 20]);
     }
+    let mut mixed = Rng::new(setup.seed ^ 0x000a_11ee);
     let outcome = setup.outcome();
     let mut steps = Vec::new();
     let mut streams: Vec<Option<u64>> = vec![None; setup.volumes.len()];
@@ -140,6 +147,9 @@ pub fn script(setup: &Setup) -> Vec<Step> {
             });
             broken = true;
         }
+        if setup.mixed && mixed.percent(4) {
+            steps.push(order(&mut mixed, setup));
+        }
         if i >= break_at && !broken {
             steps.push(Step::Break(rng.number()));
             broken = true;
@@ -169,6 +179,18 @@ fn crash(rng: &mut Rng) -> Step {
     };
     let again = if rng.percent(30) { rng.within(1, 3) } else { 0 };
     Step::Crash { after, recoveries: (0..again).map(|_| rng.below(60)).collect() }
+}
+
+/// An order to the server, or news for it.
+fn order(rng: &mut Rng, setup: &Setup) -> Step {
+    let volume = rng.below(setup.volumes.len() as u64) as usize;
+    match rng.below(4) {
+        0 => Step::Distrust(volume),
+        1 if setup.outcome().errors => {
+            Step::SetPatience(Duration::from_millis(rng.pick(&[50, 1_000, 30_000])))
+        }
+        _ => Step::DrainVolume(volume, rng.percent(60)),
+    }
 }
 
 fn pause(rng: &mut Rng) -> Step {

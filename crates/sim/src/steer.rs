@@ -318,8 +318,11 @@ impl World {
         Ok(())
     }
 
-    /// Writes to the primary of a volume that has left.
+    /// Writes to the primary of a volume that has left, unless a fault kept it from a last flush.
     fn write_alone(&mut self, volume: usize) {
+        if !self.primaries[volume].is_settled() {
+            return;
+        }
         let mut rng = self.rng.fork();
         let setup = &self.setup.volumes[volume];
         let all = ByteRange::new(0, setup.size);
