@@ -690,7 +690,9 @@ fn clean_blocks_of_the_store_leave_with_the_segment_that_names_them() {
     let mut job = Job::new(SegmentSeq(1));
     job.to_name.push_back(Stored { key: key(4), place });
     job.to_name.push_back(Stored { key: key(5), place: Place { dirty: true, ..place } });
-    job.leave_named();
+    job.leave_named(0);
+    assert_eq!((job.to_name.len(), job.to_leave.len()), (2, 0));
+    job.leave_named(u64::MAX);
     assert_eq!(job.to_name.iter().map(|item| item.key).collect::<Vec<_>>(), [key(5)]);
     job.to_name.clear();
     assert!(!job.goes_on(), "they take no room in the log");
@@ -722,7 +724,7 @@ fn a_block_of_the_store_that_became_dirty_does_not_leave() {
     let place = bed.rooms.contents.get(key(4)).expect("it is cached");
     let mut job = Job::new(SegmentSeq(1));
     job.to_name.push_back(Stored { key: key(4), place });
-    job.leave_named();
+    job.leave_named(u64::MAX);
     let Bed { rooms, reclaim } = &mut bed;
     for block in FILL..FILL + 20 {
         rooms.forget(block);
