@@ -176,3 +176,26 @@ fn writes_go_on_where_pinned_blocks_take_all_of_the_index() {
     }
     harness.engine.check().expect("the counts are right");
 }
+
+/// Blocks of RAM displaced each other from the device for ever, a round a minute.
+#[test]
+fn an_idle_cache_with_more_ram_than_device_goes_quiet() {
+    let all = config(CACHE, SIZE);
+    let (segment_size, log_segments, ram_bytes) = (SEGMENT as u32, Some(8), 2 * CACHE);
+    let config =
+        ShardConfig { log_segments, segment_size, eviction: Eviction::Lru, ram_bytes, ..all };
+    let devices = Devices { primary: noise(1, SIZE as usize), ..Devices::new(CACHE, SIZE) };
+    let mut harness = Harness::start(config, devices);
+    harness.settle();
+    read(&mut harness, 0..2 * CACHE / BLOCK);
+    let pass = |harness: &mut Harness, seconds: u64| {
+        let before = harness.stats();
+        for _ in 0..seconds * 5 {
+            harness.wait(Duration::from_millis(200));
+            harness.settle();
+        }
+        written(&harness.stats().since(&before))
+    };
+    assert!(pass(&mut harness, 120) > 0, "RAM is visited");
+    assert_eq!(pass(&mut harness, 120), 0);
+}

@@ -34,13 +34,15 @@ pub enum Kind {
     Counters,
     /// The engine reported no event for a fault.
     Unsaid,
+    /// Devices are written although nothing is left to do.
+    Restless,
     /// A request that no disk can take, or one answered twice.
     Misuse,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Foreign,
         Self::Stale,
         Self::Lost,
@@ -54,6 +56,7 @@ impl Kind {
         Self::Stuck,
         Self::Counters,
         Self::Unsaid,
+        Self::Restless,
         Self::Misuse,
     ];
 }

@@ -29,6 +29,11 @@ use crate::world::{Failure, World};
 pub(crate) const SECOND: u64 = 1_000_000_000;
 /// Virtual time in which a request must be answered once all faults are over.
 const ANSWER_MAX: u64 = 300 * SECOND;
+/// Time after which nothing may be left to do in the background, and for which that is checked.
+const QUIET_AFTER: u64 = 600 * SECOND;
+const QUIET_TIME: u64 = 60 * SECOND;
+/// Most writes of that time: a device that fails is tried again.
+const QUIET_MAX: u64 = 10;
 /// Virtual time after which clients no longer wait for a fault to end by itself.
 const PATIENCE: u64 = 5 * SECOND;
 
@@ -519,6 +524,19 @@ impl World {
         }
     }
 
+    /// Checks that devices are left alone when nothing is left to do: work without end wears out the
+    /// cache device, and takes the time of others.
+    fn check_quiet(&mut self) -> Result<(), Failure> {
+        self.pass(QUIET_AFTER)?;
+        let before = self.writes_sent;
+        self.pass(QUIET_TIME)?;
+        let written = self.writes_sent - before;
+        if written > QUIET_MAX {
+            return Err(self.fail(Kind::Restless, format!("{written} writes without a reason")));
+        }
+        Ok(())
+    }
+
     /// Ends the faults: everything must finish.
     fn finish(&mut self) -> Result<(), Failure> {
         if self.setup.meets(Scenario::CacheEnds) {
@@ -559,6 +577,9 @@ impl World {
         }
         self.check_all(false)?;
         self.check_stats()?;
+        if self.setup.mixed {
+            self.check_quiet()?;
+        }
         self.ask_to_stop()?;
         self.wait("the server to stop", |world| world.all_in(&State::Stopped))?;
         if outcome.crashes && self.rng.percent(30) {

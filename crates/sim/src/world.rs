@@ -71,6 +71,8 @@ pub struct World {
     gates: BTreeMap<u64, FlushGate>,
     /// The gate of each volume's cuts.
     pub(crate) cut_gates: Vec<CutGate>,
+    /// Number of requests to devices that change data.
+    pub(crate) writes_sent: u64,
     pub(crate) models: Vec<Model>,
     /// For ordered volumes, all that clients did.
     pub(crate) histories: Vec<Option<History>>,
@@ -173,6 +175,7 @@ impl World {
             server: None,
             gates: BTreeMap::new(),
             cut_gates: Vec::new(),
+            writes_sent: 0,
             models,
             histories,
             alone,
@@ -524,6 +527,7 @@ impl World {
 
     /// Hands a request to its disk.
     pub(crate) fn start_io(&mut self, shard: usize, target: Target, io: Io) {
+        self.writes_sent += u64::from(io.op.changes_data());
         if let Err(why) = self.disk(target).would_take(&io) {
             self.misuse.get_or_insert(format!("shard {shard}, {target:?} {:?}: {why}", io.op));
             return;

@@ -156,9 +156,8 @@ impl Cache {
             self.note_device_hit(key, &place);
             in_ram.get_or_insert(unit);
         }
-        if in_ram.is_some() {
-            self.ram.alone().note();
-        }
+        // It is not looked for in RAM again because of this: RAM may hold all that the device does,
+        // and then one would displace the other for ever.
         in_ram
     }
 
