@@ -524,8 +524,8 @@ impl World {
         }
     }
 
-    /// Checks that devices are left alone when nothing is left to do: work without end wears out the
-    /// cache device, and takes the time of others.
+    /// Checks that devices are left alone when nothing is left to do: work without end wears out
+    /// the cache device, and takes the time of others.
     fn check_quiet(&mut self) -> Result<(), Failure> {
         self.pass(QUIET_AFTER)?;
         let before = self.writes_sent;
