@@ -355,7 +355,8 @@ impl Model {
                     e.fleeting || e.discard && e.content.matches(self.volume, n as u64, 0, bytes)
                 };
                 if !sector.entries.iter().any(may_go) {
-                    let doubtful = sector.is_doubtful(self.volume, n as u64, read.0, bytes);
+                    let doubtful =
+                        alike > 1 && sector.is_doubtful(self.volume, n as u64, read.0, bytes);
                     let now_from = if self.settles {
                         sector.observe(found, now, self.crashed_at, self.durable_until);
                         found

@@ -99,8 +99,13 @@ impl Cache {
     /// Whether the index is nearly full and has clean blocks to evict.
     pub(crate) fn index_is_tight(&self) -> bool {
         let index = self.contents.index();
-        let margin = index.capacity() / INDEX_MARGIN;
-        index.len() + margin >= index.capacity() && index.len() > self.contents.dirty().blocks()
+        index.len() + self.index_margin() >= index.capacity()
+            && index.len() > self.contents.dirty().blocks()
+    }
+
+    /// Number of blocks for which the index should have room.
+    pub(crate) fn index_margin(&self) -> u64 {
+        self.contents.index().capacity() / INDEX_MARGIN
     }
 
     /// The least wanted unit of some chosen at random, to make room for one of `len` pages. While
@@ -156,8 +161,8 @@ impl Cache {
             self.note_device_hit(key, &place);
             in_ram.get_or_insert(unit);
         }
-        // It is not looked for in RAM again because of this: RAM may hold all that the device does,
-        // and then one would displace the other for ever.
+        // This asks for no round over RAM, which would bring the unit back. If RAM has all that the
+        // device has, blocks would displace each other forever.
         in_ram
     }
 

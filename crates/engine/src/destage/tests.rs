@@ -750,7 +750,7 @@ fn a_clean_block_that_has_become_corrupt_fills_no_stripe() {
     assert_eq!(bed.rooms.volume(VOLUME).flow.filled_blocks, 0);
 }
 
-/// The clean block beside it was made dirty and written for ever, several times a second.
+/// The clean block beside it was made dirty and written several times a second, forever.
 #[test]
 fn a_stripe_with_a_block_that_cannot_be_read_back_is_filled_once() {
     for corrupt in [true, false] {

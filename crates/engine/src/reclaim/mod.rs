@@ -239,7 +239,7 @@ impl Job {
         2 * (self.to_read.len() + self.to_rebase.len() + self.to_name.len())
     }
 
-    /// Lets clean blocks leave that would have to be named again, at most so many.
+    /// Lets up to `most` of the clean blocks leave that would have to be named again.
     fn leave_named(&mut self, mut most: u64) {
         let mut leaves = |item: &Stored| {
             let leaves = !item.place.dirty && most > 0;
@@ -293,8 +293,6 @@ const STORE_AHEAD_MAX: u64 = 16;
 /// Segments reclaimed beyond the clients' need before one is freed without copying clean blocks
 /// forward.
 const IN_VAIN_SEGMENTS_MAX: u64 = 8;
-/// Share of the index that is freed of pinned blocks at once where nothing else can leave.
-const GIVEN_ONE_IN: u64 = 64;
 /// Bytes that may be reclaimed for each byte that clients write: reclaiming a segment gains at
 /// least an eighth of it, usually more than a quarter.
 const RECLAIMED_FOR_ONE: u64 = 8;
@@ -461,9 +459,9 @@ impl Reclaim {
     /// Number of blocks that leave although they are pinned: a few, if the index has no room for
     /// clients, and the segments before this one held nothing else that could leave.
     fn gives(&self, cache: &Cache) -> u64 {
-        let index = cache.contents.index();
-        let in_vain = index.is_full() && self.lap.reclaimed >= IN_VAIN_SEGMENTS_MAX;
-        if in_vain { index.capacity() / GIVEN_ONE_IN + 1 } else { 0 }
+        let is_full = cache.contents.index().is_full();
+        let in_vain = is_full && self.lap.reclaimed >= IN_VAIN_SEGMENTS_MAX;
+        if in_vain { cache.index_margin() + 1 } else { 0 }
     }
 
     /// Limit on the bytes of the oldest segment's clean blocks that may be copied forward in

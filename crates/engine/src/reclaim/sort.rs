@@ -303,10 +303,11 @@ fn keep_in_store(
         let keys = run[0].key..run[0].key + run.len() as u64;
         let last = cache.last_of(run.iter().map(|block| block.meta));
         // The log must have room for a pinned block's new entry, and the index for clients.
-        let is_given = *gives >= run.len() as u64;
-        let pinned = cache.pins.has_any(keys.clone()) && !cache.log.is_emergency();
-        *gives -= if pinned && is_given { run.len() as u64 } else { 0 };
-        let pinned = pinned && !is_given;
+        let mut pinned = cache.pins.has_any(keys.clone()) && !cache.log.is_emergency();
+        if pinned && *gives >= run.len() as u64 {
+            *gives -= run.len() as u64;
+            pinned = false;
+        }
         let guarded = cache.guards(Key(keys.start).volume(), leaving + run.len() as u64);
         let may_stay = pinned || !must_gain && cache.is_worth_wear(keys.clone());
         let deserve = |last| guarded || cache.deserve_store(keys, last);
