@@ -304,13 +304,13 @@ impl Shard for Engine {
         untold.fold(0, |bits, one| bits | 1 << one.config.id.0)
     }
 
-    fn volumes(&self) -> Vec<VolumeState> {
+    fn volumes(&self, now: Instant) -> Vec<VolumeState> {
         let state = |volume: &crate::volume::Volume| {
             let id = volume.config.id;
             let (lost_blocks, lost) = self.cache.lost_of(id);
             VolumeState {
                 id,
-                stats: self.cache.stats_by(volume),
+                stats: self.cache.stats_by(volume, now),
                 primary: volume.primary,
                 dirty_blocks: self.cache.contents.dirty().blocks_of(id),
                 lost_blocks,

@@ -50,7 +50,7 @@ pub trait Shard {
     /// Returns the number of blocks that are newer in the cache than on their primary.
     fn dirty_blocks(&self) -> u64;
     /// Returns the state of each volume; empty if the shard does not track it.
-    fn volumes(&self) -> Vec<VolumeState> {
+    fn volumes(&self, _now: Instant) -> Vec<VolumeState> {
         Vec::new()
     }
     /// Whether a client's flush would have to wait for a device; may say yes without need.

@@ -56,7 +56,7 @@ fn a_change_is_found_and_nothing_clean_is_served_after_it() {
     let mut world = World::start_suspect(devices, 3);
     let events = pass(&mut world, 20);
     assert_eq!(found(&events).len(), 1, "{events:?}");
-    let state = &world.engine.volumes()[0];
+    let state = &world.engine.volumes(world.now)[0];
     assert!(state.changed && state.id == VolumeId(0));
     // A crash does not bring the old block back, whether or not the next start is suspicious.
     let devices = world.devices.clone();
@@ -81,11 +81,11 @@ fn what_was_not_compared_while_the_primary_was_away_is_when_it_is_back() {
     world.away = true;
     let events = pass(&mut world, 60);
     assert!(found(&events).is_empty(), "{events:?}");
-    assert!(world.engine.volumes()[0].primary.away_since.is_some());
+    assert!(world.engine.volumes(world.now)[0].primary.away_since.is_some());
     world.away = false;
     let events = pass(&mut world, 20);
     assert_eq!(found(&events).len(), 1, "{events:?}");
-    assert!(world.engine.volumes()[0].primary.away_since.is_none());
+    assert!(world.engine.volumes(world.now)[0].primary.away_since.is_none());
 }
 
 #[test]

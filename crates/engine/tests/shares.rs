@@ -95,7 +95,7 @@ impl Bed {
     }
 
     fn state(&self, volume: VolumeId) -> VolumeState {
-        self.harness.engine.volumes().swap_remove(usize::from(volume.0))
+        self.harness.engine.volumes(self.harness.now).swap_remove(usize::from(volume.0))
     }
 
     fn held(&self, volume: VolumeId) -> u64 {

@@ -740,7 +740,7 @@ impl Thread {
         }
         // Shards do not count flushes: one of the device serves several.
         let cache_flushes = self.devices.flushes(Target::Cache);
-        let mut volumes = shard.volumes();
+        let mut volumes = shard.volumes(*now);
         for VolumeState { id, stats, .. } in &mut volumes {
             stats.primary_flushes = self.devices.flushes(Target::Primary(*id));
         }

@@ -16,7 +16,6 @@ use crate::disk::{Fault, Rule};
 use crate::failure::Kind;
 use crate::rng::Rng;
 use crate::script::{Step, script};
-use crate::server::Server;
 use crate::world::{Failure, World};
 
 const SECOND: u64 = 1_000_000_000;
@@ -135,7 +134,8 @@ impl World {
         self.drain(true);
         let since = self.now;
         let others = |world: &Self| -> u64 {
-            let volumes = world.server.as_ref().map(Server::volumes).unwrap_or_default();
+            let volumes = world.server.as_ref().map(|server| server.volumes(world.now));
+            let volumes = volumes.unwrap_or_default();
             let others = volumes.iter().filter(|state| usize::from(state.id.0) != away.volume);
             others.map(|state| state.dirty_blocks).sum()
         };

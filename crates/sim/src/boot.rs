@@ -228,7 +228,7 @@ impl World {
         superblock.encode(&mut bytes);
         let mut steps = VecDeque::from([Act::Write(SUPERBLOCK_OFFSETS[copy], bytes), Act::Flush]);
         let before = self.pool.stops.get(&superblock.uuid).map_or(&[][..], Vec::as_slice);
-        let stops = self.server.as_ref().map(|server| server.stops(before));
+        let stops = self.server.as_ref().map(|server| server.stops(self.now, before));
         steps.extend(stops.map(Act::Stops));
         let stats = self.server.as_ref().map(|server| server.stats(self.now));
         if stats.is_some_and(|all| all.iter().all(|shard| shard.dirty_blocks == 0)) {

@@ -55,7 +55,7 @@ impl World {
                 return Err(self.fail(Kind::Counters, what));
             }
         }
-        Ok(())
+        self.check_truth()
     }
 
     /// Compares the primaries' current content with the model, where they must be complete even
@@ -121,6 +121,19 @@ fn broken_rule(s: &Stats, ram_bytes: u64) -> Option<&'static str> {
         (
             s.unadmitted_blocks == s.unadmitted_by.iter().sum::<u64>(),
             "unadmitted blocks are not the sum of their reasons",
+        ),
+        (
+            s.dirty_blocks == s.dirty_by_age.iter().sum::<u64>(),
+            "dirty blocks are not the sum of their ages",
+        ),
+        (
+            s.destaged_blocks == s.destaged_by.iter().sum::<u64>(),
+            "destaged blocks are not the sum of their reasons",
+        ),
+        (s.bypasses <= s.bypassed_by.iter().sum::<u64>(), "bypasses have no reason"),
+        (
+            s.segments_free + s.unloaded_segments <= s.segments,
+            "more segments are free than there are",
         ),
         (s.fenced_blocks <= s.dirty_blocks, "more blocks are fenced than dirty"),
         (s.dirty_blocks <= s.cached_blocks, "more blocks are dirty than cached"),

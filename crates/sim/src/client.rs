@@ -113,6 +113,7 @@ impl World {
             return Err(self.fail(Kind::Misuse, "no server to ask"));
         };
         let id = self.steering.ids[volume].expect("it is served");
+        self.ledger.asked(volume, &io, self.setup.shards);
         server.submit(self.now, tag, id, io, &mut done);
         self.answers(done)?;
         self.wake();
@@ -164,6 +165,9 @@ impl World {
             }
         }
         self.tally.requests += 1;
+        if op.changes_data() {
+            self.ledger.changed(volume, range, self.now);
+        }
         if op == IoOp::Write {
             self.tally.slowest_write = self.tally.slowest_write.max(self.now - submitted);
         }

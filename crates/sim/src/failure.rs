@@ -32,6 +32,8 @@ pub enum Kind {
     Stuck,
     /// Counters do not add up.
     Counters,
+    /// A statistic differs from what disks and clients saw.
+    Untrue,
     /// The engine reported no event for a fault.
     Unsaid,
     /// Devices are written although nothing is left to do.
@@ -42,7 +44,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Foreign,
         Self::Stale,
         Self::Lost,
@@ -55,6 +57,7 @@ impl Kind {
         Self::Rotten,
         Self::Stuck,
         Self::Counters,
+        Self::Untrue,
         Self::Unsaid,
         Self::Restless,
         Self::Misuse,

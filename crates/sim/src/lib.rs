@@ -16,6 +16,7 @@ pub mod errors;
 pub mod failure;
 mod faults;
 mod forge;
+mod ledger;
 pub mod links;
 mod order;
 pub mod pages;

@@ -67,16 +67,24 @@ impl World {
         volumes.into_iter().try_for_each(|volume| self.judge_volume(volume))
     }
 
-    fn judge_volume(&mut self, volume: usize) -> Result<(), Failure> {
-        let Some(history) = &self.histories[volume] else { return Ok(()) };
+    /// The time that has passed since an ordered volume was last as its primary is now, without
+    /// power; `None` if the volume is still so.
+    pub(crate) fn age_of_primary(&self, volume: usize) -> Result<Option<u64>, Failure> {
+        let Some(history) = &self.histories[volume] else { return Ok(None) };
         let windows = &self.setup.volumes[volume].windows;
         let verdict = history.judge(windows, |range| self.stored(volume, range));
         let Moments { latest, is_current } = verdict.map_err(|violation| {
             self.fail(Kind::Alone, format!("no state of one moment: {violation}"))
         })?;
+        Ok((!is_current).then(|| self.now.saturating_sub(latest)))
+    }
+
+    fn judge_volume(&mut self, volume: usize) -> Result<(), Failure> {
+        if self.histories[volume].is_none() {
+            return Ok(());
+        }
         self.tally.ends[0] += 1;
-        if !is_current {
-            let age = self.now.saturating_sub(latest);
+        if let Some(age) = self.age_of_primary(volume)? {
             self.tally.ends[1] += 1;
             self.tally.oldest = self.tally.oldest.max(age);
             let depth = self.setup.write_cache_depth.as_nanos() as u64;

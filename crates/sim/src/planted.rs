@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_block::{ByteRange, Completion, Io, IoBuf, IoOp};
-use forebay_engine::{CutNews, CutOrder, Target};
+use forebay_engine::{CutNews, CutOrder, Stats, Target, VolumeState};
 
 use crate::atlas::Scenario;
 use crate::config::{
@@ -108,11 +108,21 @@ pub enum Bug {
     IdUsedAgain,
     /// A volume that has grown is served with its first size.
     GrowthForgotten,
+    /// Bytes written to the store are not counted.
+    StoreUncounted,
+    /// Blocks that reads take from the cache device are counted twice.
+    HitsCountedTwice,
+    /// One of the dirty blocks of a volume is not counted.
+    DirtyUncounted,
+    /// The oldest dirty block has no age.
+    OldestForgotten,
+    /// The primary of an ordered volume has no age.
+    PrimaryAgeForgotten,
 }
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 42] = [
+    pub const ALL: [Self; 47] = [
         Self::CacheFlushSkipped,
         Self::PrimaryFlushSkipped,
         Self::FuaIgnored,
@@ -155,6 +165,11 @@ impl Bug {
         Self::GivenUpUndrained,
         Self::IdUsedAgain,
         Self::GrowthForgotten,
+        Self::StoreUncounted,
+        Self::HitsCountedTwice,
+        Self::DirtyUncounted,
+        Self::OldestForgotten,
+        Self::PrimaryAgeForgotten,
     ];
 
     /// The first seed whose world can show it.
@@ -201,6 +216,7 @@ impl Bug {
                 | Self::LeftBeforeLastCut
                 | Self::CutUnflushed
                 | Self::DepthForgotten
+                | Self::PrimaryAgeForgotten
         )
     }
 
@@ -215,6 +231,7 @@ impl Bug {
                 | Self::MappingForgotten
                 | Self::MappingOffByOne
                 | Self::EvictionForgotten
+                | Self::StoreUncounted
         )
     }
 
@@ -278,6 +295,11 @@ impl Bug {
             // Reclaim thinks that the device has failed.
             Self::FooterSkipped => Kind::Error,
             Self::GrowthForgotten => Kind::Error,
+            Self::StoreUncounted
+            | Self::HitsCountedTwice
+            | Self::DirtyUncounted
+            | Self::OldestForgotten
+            | Self::PrimaryAgeForgotten => Kind::Untrue,
         }
     }
 
@@ -363,6 +385,31 @@ impl Mischief {
         let interferes = self.bug == Some(bug);
         self.deeds += u64::from(interferes);
         interferes
+    }
+
+    /// Whether statistics are to be judged: most bugs make them wrong as well, but are to be found
+    /// by what they do to data.
+    pub fn lets_judge_statistics(&self) -> bool {
+        self.bug.is_none_or(|bug| bug.kind() == Kind::Untrue)
+    }
+
+    /// Changes the statistics that a server shows, of its shards and of its volumes.
+    pub fn showing(&self, shards: &mut [Stats], volumes: &mut [VolumeState]) {
+        let of_volumes = volumes.iter_mut();
+        match self.bug {
+            Some(Bug::StoreUncounted) => shards.iter_mut().for_each(|stats| stats.store_bytes = 0),
+            Some(Bug::OldestForgotten) => {
+                shards.iter_mut().for_each(|stats| stats.oldest_dirty_nanos = 0);
+            }
+            Some(Bug::HitsCountedTwice) => of_volumes.for_each(|one| one.stats.ssd_hit_blocks *= 2),
+            Some(Bug::DirtyUncounted) => {
+                of_volumes.for_each(|one| one.dirty_blocks = one.dirty_blocks.saturating_sub(1));
+            }
+            Some(Bug::PrimaryAgeForgotten) => {
+                of_volumes.for_each(|one| one.stats.primary_age_nanos = 0);
+            }
+            _ => {}
+        }
     }
 
     /// The next server gets these devices with the writes of the one that has died.

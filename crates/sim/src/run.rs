@@ -131,7 +131,10 @@ impl World {
                 Ok(())
             }
             Step::Pause(nanos) => self.pass(*nanos),
-            Step::Settle => self.settle(),
+            Step::Settle => {
+                self.settle()?;
+                self.check_truth()
+            }
             Step::Crash { after, recoveries } => {
                 if self.crash_in.is_none() {
                     self.crash_in = Some((*after, recoveries.clone()));

@@ -337,16 +337,22 @@ impl Server {
         self.router.in_flight()
     }
 
+    /// Whether no request has a part in a shard, and every shard knows of all that ended.
+    #[must_use]
+    pub fn is_up_to_date(&self) -> bool {
+        self.in_flight() == 0 && self.units.iter().all(|unit| unit.inbox.is_empty())
+    }
+
     /// The state of the volumes in every shard.
     #[must_use]
-    pub fn volumes(&self) -> Vec<VolumeState> {
-        self.units.iter().flat_map(|unit| unit.engine.volumes()).collect()
+    pub fn volumes(&self, now: u64) -> Vec<VolumeState> {
+        self.units.iter().flat_map(|unit| unit.engine.volumes(Instant(now))).collect()
     }
 
     /// What is known of the logs of the shards after an orderly stop; `before` was known already.
     #[must_use]
-    pub fn stops(&self, before: &[LastStop]) -> Vec<LastStop> {
-        let states = self.volumes();
+    pub fn stops(&self, now: u64, before: &[LastStop]) -> Vec<LastStop> {
+        let states = self.volumes(now);
         let is_left =
             |id: VolumeId| states.iter().any(|state| state.id == id && state.dirty_blocks > 0);
         let mut drained: Vec<VolumeId> =

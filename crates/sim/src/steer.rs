@@ -179,7 +179,8 @@ impl World {
 
     /// Notes at a stop how much is dirty, and the sizes for which fingerprints are recorded.
     pub(crate) fn note_dirty(&mut self) {
-        let states = self.server.as_ref().map(|server| server.volumes()).unwrap_or_default();
+        let states =
+            self.server.as_ref().map(|server| server.volumes(self.now)).unwrap_or_default();
         let mut dirty = vec![0; self.models.len()];
         for (volume, id) in self.steering.served() {
             let own = states.iter().filter(|state| state.id == id);
@@ -217,7 +218,8 @@ impl World {
             }
         };
         let is_drained = |world: &Self| {
-            let states = world.server.as_ref().map(|server| server.volumes()).unwrap_or_default();
+            let states =
+                world.server.as_ref().map(|server| server.volumes(world.now)).unwrap_or_default();
             let mut own = states.iter().filter(|state| drained.contains(&state.id));
             own.all(|state| state.dirty_blocks == 0)
         };

@@ -22,6 +22,7 @@ use crate::dealer::Dealer;
 use crate::disk::{Fate, SimDisk, Slot};
 pub use crate::failure::Failure;
 use crate::failure::Kind;
+use crate::ledger::Ledger;
 use crate::pages::Pages;
 use crate::planted::{Bug, Deed, Mischief};
 use crate::rng::Rng;
@@ -99,6 +100,7 @@ pub struct World {
     make: Maker,
     pub(crate) trace: Trace,
     pub(crate) tally: Tally,
+    pub(crate) ledger: Ledger,
     pub(crate) mischief: Mischief,
     /// Whether a fault is in progress.
     pub(crate) broken: bool,
@@ -193,6 +195,7 @@ impl World {
             make,
             trace: Trace::new(verbose),
             tally: Tally::default(),
+            ledger: Ledger::default(),
             mischief,
             broken: false,
             away: None,
@@ -247,6 +250,7 @@ impl World {
             server.watch_flushes(volume, self.gate(Target::Primary(volume)).failed());
         }
         self.server = Some(server);
+        self.ledger = Ledger::default();
         self.tally.starts += 1;
         for (shard, fx) in effects.into_iter().enumerate() {
             self.carry_out(shard, fx);
@@ -367,7 +371,27 @@ impl World {
             let result = done.result.as_ref().map_or_else(|e| e.to_string(), |()| "ok".into());
             format!("shard {shard}: {target:?} {op:?} {range}: {result}")
         });
+        if shard < self.setup.shards {
+            self.note_told(shard, target, (op, range), &done.result);
+        }
         self.deliver(shard, target, done);
+    }
+
+    /// Notes in the ledger that a shard is told of the end of a request.
+    fn note_told(
+        &mut self,
+        shard: usize,
+        target: Target,
+        (op, range): (IoOp, ByteRange),
+        result: &IoResult<()>,
+    ) {
+        match target {
+            Target::Cache => self.ledger.cache_ended(shard, (op, range), result),
+            Target::Primary(id) => {
+                let volume = self.volume_of(id);
+                self.ledger.primary_ended((shard, volume), (op, range), result);
+            }
+        }
     }
 
     fn deliver(&mut self, shard: usize, target: Target, done: Completion) {
@@ -503,6 +527,7 @@ impl World {
     fn flush_ended(&mut self, target: Target, result: &IoResult<()>) {
         let ended = self.gate(target).ended(0, result);
         for Asked { shard, tag } in ended.answered {
+            self.note_told(shard, target, (IoOp::Flush, ByteRange::default()), &ended.result);
             self.deliver(shard, target, Io::flush(tag).complete(ended.result.clone()));
         }
         if let (Err(error), Some(server)) = (&ended.result, self.server.as_mut()) {
@@ -516,12 +541,19 @@ impl World {
     /// Takes a shard's request; flushes pass the gate of their disk.
     fn ask_io(&mut self, shard: usize, target: Target, io: Io) {
         if io.op != IoOp::Flush {
+            if target == Target::Cache {
+                self.ledger.sent(shard, &io);
+            }
             return self.start_io(shard, target, io);
         }
         match self.gate(target).ask(Asked { shard, tag: io.tag }) {
             Ask::Send => self.start_io(Self::GATE, target, io),
             Ask::Wait => {}
-            Ask::Fail(error) => self.deliver(shard, target, io.complete(Err(error))),
+            Ask::Fail(error) => {
+                let result = Err(error);
+                self.note_told(shard, target, (io.op, io.range), &result);
+                self.deliver(shard, target, io.complete(result));
+            }
         }
     }
 

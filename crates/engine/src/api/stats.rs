@@ -463,6 +463,8 @@ statistics! {
         /// Records written to the cache device.
         Counter Records log_records;
         /// Bytes written to the log; with `store_bytes`, the wear of the cache device.
+        ///
+        /// At a start too, and each time that a failed write is repeated.
         Counter Bytes log_bytes;
         /// Blocks put into the log by clients, after misses and by reclaim, except zeros.
         ///
@@ -509,10 +511,10 @@ statistics! {
         Counter Requests primary_flushes of volume;
         /// Blocks of the cut of an ordered volume that are not on its primary yet.
         Level Blocks cut_blocks of volume;
-        /// Age of the moment at which an ordered volume was as its primary is, in nanoseconds.
+        /// Time since an ordered volume was last as its primary is, in nanoseconds.
         ///
-        /// It grows from the start of the server until the first cut is on the primary. 0 if the
-        /// volume is not ordered.
+        /// 0 if nothing of it is dirty, or if it is not ordered. Changes from before the start of
+        /// the server count as if made at the start.
         Greatest Nanoseconds primary_age_nanos of volume;
     }
     "faults" {

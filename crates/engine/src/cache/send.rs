@@ -19,12 +19,20 @@ impl Cache {
         io: impl FnOnce(IoTag) -> Io,
     ) {
         let at = self.now;
+        let is_unit = matches!(ticket, Ticket::Unit { .. });
         let io = self.out.begin(|tag| {
             let io = io(tag);
             debug_assert!(!io.flags.fua, "durability is asked for by a flush");
             let (op, range) = (io.op, io.range);
             (InFlight { ticket, at, op, range, target }, io)
         });
+        if target == Target::Cache && io.op == IoOp::Write {
+            // Here, so that what is written again counts again: it wears out the device.
+            match is_unit {
+                true => self.stats.store_bytes += io.range.len,
+                false => self.stats.log_bytes += io.range.len,
+            }
+        }
         fx.ios.push((target, io));
     }
 

@@ -115,7 +115,6 @@ impl Cache {
             let pages = self.contents.pages();
             pages.hold(pages.covered(segment, bytes));
         }
-        self.stats.store_bytes += len as u64;
         self.stats.stored_blocks += blocks.len() as u64;
         let id = self.store.begin(Unit { segment, pages, blocks, is_admitted });
         let offset = self.segment_offset(segment as usize) + u64::from(start);

@@ -98,27 +98,25 @@ impl Cache {
     }
 
     /// The counters and levels of a volume: the rows that are kept by volume.
-    pub(crate) fn stats_by(&self, volume: &Volume) -> Stats {
-        let dirty_by_age = self.dirty_by_age(volume.config.id);
-        let cached_blocks = self.contents.held_by(volume.config.id);
-        let order = &volume.order;
-        let primary_age = match self.is_ordered(volume.config.id) {
-            true => self.now.since(order.primary_since).as_nanos() as u64,
-            false => 0,
-        };
+    pub(crate) fn stats_by(&self, volume: &Volume, now: Instant) -> Stats {
+        let id = volume.config.id;
+        // The volume was as its primary is until the first block became dirty since the last cut.
+        let changed_since = self.contents.dirty().oldest_of(id).filter(|_| self.is_ordered(id));
+        let primary_age = changed_since
+            .map_or(0, |at| now.since(at.max(volume.order.primary_since)).as_nanos() as u64);
         Stats {
-            dirty_by_age,
-            cached_blocks,
-            cut_blocks: order.cut_blocks,
+            dirty_by_age: self.dirty_by_age(id, now),
+            cached_blocks: self.contents.held_by(id),
+            cut_blocks: volume.order.cut_blocks,
             primary_age_nanos: primary_age,
             ..volume.stats.clone()
         }
     }
 
     /// The dirty blocks of a volume by age, as in the row `dirty_by_age`.
-    fn dirty_by_age(&self, volume: VolumeId) -> [u64; AGES] {
+    fn dirty_by_age(&self, volume: VolumeId, now: Instant) -> [u64; AGES] {
         let bounds = DIRTY_AGES.map(Duration::from_secs);
-        let (counts, older) = self.contents.dirty().by_age(volume, self.now, bounds);
+        let (counts, older) = self.contents.dirty().by_age(volume, now, bounds);
         let mut all = [older; AGES];
         all[..counts.len()].copy_from_slice(&counts);
         all
@@ -150,20 +148,20 @@ impl Cache {
             oldest_dirty_nanos: oldest.map_or(0, |at| now.since(at).as_nanos() as u64),
             slow_cache_ios: self.out.slow_cache_ios(),
             wear_pressure_percent: (100.0 * self.wear_pressure()).floor() as u64,
-            ..self.counters()
+            ..self.counters(now)
         };
         self.ram.report(&mut stats);
         stats
     }
 
     /// The counters of the shard: its own, and those of its volumes.
-    pub(crate) fn counters(&self) -> Stats {
+    pub(crate) fn counters(&self, now: Instant) -> Stats {
         let mut by_volume = STATISTICS.iter().filter(|row| row.by_volume);
         let uncounted = by_volume.all(|row| row.of(&self.stats).iter().all(|count| *count == 0));
         debug_assert!(uncounted, "what is kept by volume is counted there only");
         let volumes = self.volumes.iter().flatten();
         volumes.fold(self.stats.clone(), |mut all, volume| {
-            all.merge(&self.stats_by(volume));
+            all.merge(&self.stats_by(volume, now));
             all
         })
     }

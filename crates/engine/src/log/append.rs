@@ -123,7 +123,6 @@ impl Log {
         let complete = std::mem::take(&mut self.builder.complete);
         self.in_flight.push_back(RecordInFlight { lsn, index, at, len, done: false, waiters });
         cx.stats.log_records += 1;
-        cx.stats.log_bytes += u64::from(len);
         let offset = index as u64 * u64::from(cx.config.segment_size) + u64::from(at);
         Closed::Record(Record { lsn, offset, buf, has_news, complete })
     }

@@ -212,11 +212,7 @@ impl Requests {
                 let start = (block - fetch.blocks.first) as usize * BLOCK_SIZE;
                 self.fill_read(op, block, &buf[start..start + BLOCK_SIZE]);
             }
-            let stats = cache.stats_of(fetch.volume);
-            match self.is_merge(op) {
-                true => stats.merge_read_blocks += run.count,
-                false => stats.primary_read_blocks += run.count,
-            }
+            self.note_taken(cache, op, fetch.volume, (Tier::Primary, run.count));
             let result = if self.is_prefetch(op) { brought.clone() } else { Ok(()) };
             self.part_done(cache, op, result, fx);
         }

@@ -29,14 +29,11 @@ use crate::request::op::{Op, ReadOp, ReadOwner};
 use crate::request::{Requests, reply};
 use crate::slab::Id;
 
-/// Number of blocks of a read that were cached or missed, and of those that are read from RAM and
-/// from the cache device.
+/// Number of blocks of a read that were cached, and of those that were not.
 #[derive(Default)]
 pub(super) struct Found {
     hits: u64,
     misses: u64,
-    ram: u64,
-    ssd: u64,
 }
 
 impl Requests {
@@ -154,6 +151,7 @@ impl Requests {
         let distrusts = cache.volume(volume).distrusted;
         let merges = self.is_merge(op);
         let mut found = Found::default();
+        let mut from_ram = 0;
         let mut ssd = Items::new();
         let mut missing = BlockRange::default();
         for block in blocks.iter() {
@@ -169,7 +167,7 @@ impl Requests {
             let trusted = !distrusts || cache.contents.dirty().contains(key);
             if sees_ram && trusted && copy_from_ram(&mut cache.ram, read, key) {
                 found.hits += 1;
-                found.ram += 1;
+                from_ram += 1;
                 if !quiet {
                     cache.note_hit(key);
                 }
@@ -191,26 +189,39 @@ impl Requests {
             if cache.contents.fenced().contains(&key) {
                 self.read_failed(op, ErrorKind::Corrupt.into());
             } else if place.kind == EntryKind::Zero {
-                found.ram += 1;
+                from_ram += 1;
                 self.fill_read(op, block, &[0; BLOCK_SIZE]);
             } else if place.kind.is_associate() {
-                found.ssd += 1;
                 self.read_delta(cache, op, Stored { key, place }, fx);
-            } else if !self.read_from_failed_record(cache, op, key, &place) {
+            } else if self.read_from_failed_record(cache, op, key, &place) {
+                from_ram += 1;
+            } else {
                 ssd.push(Stored { key, place });
             }
         }
         self.fetch_missing(cache, op, volume, missing, fx);
-        found.ssd += ssd.len() as u64;
         self.read_ssd(cache, op, ssd, fx);
-        let stats = cache.stats_of(volume);
-        if merges {
-            stats.merge_read_blocks += found.ram + found.ssd;
-        } else {
-            stats.ram_hit_blocks += found.ram;
-            stats.ssd_hit_blocks += found.ssd;
-        }
+        self.note_taken(cache, op, volume, (Tier::Ram, from_ram));
         found
+    }
+
+    /// Counts blocks that a read took from a tier.
+    pub(super) fn note_taken(
+        &self,
+        cache: &mut Cache,
+        op: Id,
+        volume: VolumeId,
+        (tier, blocks): (Tier, u64),
+    ) {
+        let merges = self.is_merge(op);
+        let stats = cache.stats_of(volume);
+        let count = match tier {
+            _ if merges => &mut stats.merge_read_blocks,
+            Tier::Ram => &mut stats.ram_hit_blocks,
+            Tier::Cache => &mut stats.ssd_hit_blocks,
+            Tier::Primary => &mut stats.primary_read_blocks,
+        };
+        *count += blocks;
     }
 
     /// Whether a read is of the old content of a block, for a write.
@@ -378,9 +389,10 @@ impl Requests {
         self.part_done(cache, op, Ok(()), fx);
     }
 
-    /// Brings a block that was read from the cache device into RAM, if it is still the newest
-    /// version and the read may leave traces.
+    /// Counts a block that was read from the cache device, and brings it into RAM, if it is still
+    /// the newest version and the read may leave traces.
     fn promote(&self, cache: &mut Cache, op: Id, item: &Stored, block: &[u8], fx: &mut Effects) {
+        self.note_taken(cache, op, item.key.volume(), (Tier::Cache, 1));
         if matches!(self.ops.get(op), Op::Read(read) if read.quiet) {
             return;
         }

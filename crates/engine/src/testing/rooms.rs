@@ -9,6 +9,7 @@ use forebay_block::{BLOCK_SIZE, Completion, Instant, Io, IoOp, IoResult};
 use forebay_format::Lsn;
 use forebay_policy::Fifo;
 
+use crate::api::stats::Stats;
 use crate::api::{Effects, Eviction, Reply, ShardConfig, State, Target};
 use crate::cache::Cache;
 use crate::key::Key;
@@ -56,6 +57,11 @@ impl DerefMut for Rooms {
 }
 
 impl Rooms {
+    /// The counters of the shard.
+    pub fn counters(&self) -> Stats {
+        self.cache.counters(self.cache.now)
+    }
+
     /// Rooms with `ram_blocks` blocks of RAM.
     pub fn new(ram_blocks: u64) -> Self {
         let (cache, primary) = (SEGMENTS * u64::from(SEGMENT), PRIMARY_BLOCKS * BLOCK);

@@ -114,7 +114,6 @@ impl Engine {
 
     fn send_footer(&mut self, footer: FooterWrite, tries: u32, fx: &mut Effects) {
         let FooterWrite { seq, offset, buf } = footer;
-        self.cache.stats.log_bytes += buf.len() as u64;
         let offset = self.cache.config.area.offset + offset;
         let ticket = Ticket::Footer { seq, tries };
         self.cache.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, buf));

@@ -105,6 +105,35 @@ fn a_cut_is_written_as_it_was_taken() {
     assert_eq!(bed.0.engine.dirty_blocks(), 2, "what was written since");
 }
 
+#[test]
+fn the_primary_ages_while_it_lacks_something() {
+    let mut bed = Bed::new();
+    let age = |bed: &Bed| Duration::from_nanos(bed.0.stats().primary_age_nanos);
+    let day = Duration::from_secs(86_400);
+    bed.0.wait(day);
+    assert_eq!(age(&bed), Duration::ZERO, "nothing was written");
+    bed.write_old(&[(1, 11)]);
+    assert!(age(&bed) >= Duration::from_secs(299), "{:?}", age(&bed));
+    assert_eq!(bed.news(), [CutNews::Wanted]);
+    bed.order(CutOrder::Take(1));
+    bed.news();
+    bed.0.wait(Duration::from_secs(2));
+    bed.write(2, 12);
+    bed.order(WRITE);
+    assert_eq!(bed.news(), [CutNews::Written(1)]);
+    bed.0.wait(Duration::from_secs(5));
+    let since_the_cut = Duration::from_secs(7);
+    assert!((since_the_cut - Duration::from_secs(2)..=since_the_cut).contains(&age(&bed)));
+    bed.0.wait(Duration::from_secs(299));
+    assert_eq!(bed.news(), [CutNews::Wanted]);
+    bed.order(CutOrder::Take(2));
+    bed.news();
+    bed.order(CutOrder::Write { number: 2, last: false });
+    assert_eq!(bed.news(), [CutNews::Written(2)]);
+    bed.0.wait(day);
+    assert_eq!(age(&bed), Duration::ZERO, "the primary has everything");
+}
+
 /// A block may be written again before the bytes of the cut are in memory.
 #[test]
 fn a_version_that_was_overwritten_is_staged_from_the_log() {

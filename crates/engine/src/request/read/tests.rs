@@ -121,6 +121,7 @@ fn a_block_whose_record_is_on_its_way_is_read_when_that_is_written() {
     let read = bed.read_of(Target::Cache);
     bed.end(read, Ok(()));
     assert_eq!(bed.bytes(), content(5));
+    assert_eq!(bed.rooms.counters().ssd_hit_blocks, 1, "it was looked up twice and read once");
 }
 
 #[test]
@@ -191,6 +192,7 @@ fn a_block_that_moved_while_it_was_read_is_looked_up_again() {
     let read = bed.read_of(Target::Cache);
     bed.end(read, Ok(()));
     assert_eq!(bed.bytes(), content(5));
+    assert_eq!(bed.rooms.counters().ssd_hit_blocks, 1, "the first read brought nothing");
 }
 
 #[test]
