@@ -11,7 +11,7 @@ use forebay_engine::{CutNews, CutOrder, Stats, Target, VolumeState};
 
 use crate::atlas::Scenario;
 use crate::config::{
-    ORDERED_SEEDS, STEERED_SEEDS, STORE_SEEDS, STRIPED_SEEDS, Setup, TAKEOVER_SEEDS,
+    MIXED_SEEDS, ORDERED_SEEDS, STEERED_SEEDS, STORE_SEEDS, STRIPED_SEEDS, Setup, TAKEOVER_SEEDS,
 };
 use crate::disk::Slot;
 use crate::failure::Kind;
@@ -108,6 +108,8 @@ pub enum Bug {
     IdUsedAgain,
     /// A volume that has grown is served with its first size.
     GrowthForgotten,
+    /// Blocks are not destaged because of their age.
+    AgeIgnored,
     /// Bytes written to the store are not counted.
     StoreUncounted,
     /// Blocks that reads take from the cache device are counted twice.
@@ -122,7 +124,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 47] = [
+    pub const ALL: [Self; 48] = [
         Self::CacheFlushSkipped,
         Self::PrimaryFlushSkipped,
         Self::FuaIgnored,
@@ -165,6 +167,7 @@ impl Bug {
         Self::GivenUpUndrained,
         Self::IdUsedAgain,
         Self::GrowthForgotten,
+        Self::AgeIgnored,
         Self::StoreUncounted,
         Self::HitsCountedTwice,
         Self::DirtyUncounted,
@@ -177,6 +180,7 @@ impl Bug {
     pub fn first_seed(self) -> u64 {
         match self {
             Self::FillingForgotten => STRIPED_SEEDS,
+            Self::AgeIgnored => MIXED_SEEDS,
             _ if self.needs_changes() => STEERED_SEEDS,
             _ if self.needs_order() => ORDERED_SEEDS,
             _ if self.needs_takeover() => TAKEOVER_SEEDS,
@@ -279,7 +283,7 @@ impl Bug {
             | Self::StaleFill
             | Self::WriteRepeated
             | Self::IdUsedAgain => Kind::Stale,
-            Self::RequestForgotten => Kind::Stuck,
+            Self::RequestForgotten | Self::AgeIgnored => Kind::Stuck,
             // A power failure leaves garbage where the primary was being written.
             Self::WrongBlockRead
             | Self::EntryOffByOne

@@ -22,6 +22,7 @@ use crate::pages::Pages;
 use crate::planted::Mischief;
 use crate::rest;
 use crate::script::Step;
+use crate::server::Server;
 use crate::shard::Maker;
 use crate::tally::Tally;
 use crate::world::{Failure, World};
@@ -34,6 +35,9 @@ const QUIET_AFTER: u64 = 600 * SECOND;
 const QUIET_TIME: u64 = 60 * SECOND;
 /// Most writes of that time: a device that fails is tried again.
 const QUIET_MAX: u64 = 10;
+/// Virtual time beyond the write-cache depth after which nothing may be dirty, without a drain and
+/// without clients.
+const AGED_AFTER: u64 = 10 * SECOND;
 /// Virtual time after which clients no longer wait for a fault to end by itself.
 const PATIENCE: u64 = 5 * SECOND;
 
@@ -540,6 +544,17 @@ impl World {
         Ok(())
     }
 
+    /// Checks that blocks become clean by their age alone.
+    fn check_aged(&mut self) -> Result<(), Failure> {
+        self.pass(self.setup.write_cache_depth.as_nanos() as u64 + AGED_AFTER)?;
+        let dirty = self.server.as_ref().map_or(0, Server::dirty_blocks);
+        if dirty > 0 {
+            let age = self.what_hangs();
+            return Err(self.fail(Kind::Stuck, format!("{dirty} blocks stay dirty: {age}")));
+        }
+        Ok(())
+    }
+
     /// Ends the faults: everything must finish.
     fn finish(&mut self) -> Result<(), Failure> {
         if self.setup.meets(Scenario::CacheEnds) {
@@ -561,6 +576,9 @@ impl World {
         self.check_all(false)?;
         self.check_stats()?;
         let outcome = self.setup.outcome();
+        if self.setup.mixed && !outcome.errors_stay {
+            self.check_aged()?;
+        }
         self.drain(true);
         let clean = |world: &Self| world.server.as_ref().is_none_or(|s| s.dirty_blocks() == 0);
         if outcome.errors_stay {

@@ -239,7 +239,8 @@ impl World {
         let changed = changed.filter_map(|(volume, _)| self.steering.ids[volume]).collect();
         let served = self.serves();
         let mut setup = Cow::Borrowed(&self.setup);
-        if self.mischief.interferes(Bug::DepthForgotten) {
+        let never = [Bug::DepthForgotten, Bug::AgeIgnored];
+        if never.into_iter().any(|bug| self.mischief.interferes(bug)) {
             setup.to_mut().write_cache_depth = Duration::from_secs(3600);
         }
         let (mut server, effects) =
