@@ -8,7 +8,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, Instant};
 use forebay_policy::{DestagePacer, DrainRate, RateBound, WriteThrottle};
@@ -38,12 +37,24 @@ impl Filling {
     }
 }
 
+/// A write that is held back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    pub write: Id,
+    /// The number of blocks that it makes dirty.
+    pub blocks: u64,
+    /// When it arrived.
+    pub since: Instant,
+    /// When it may proceed.
+    pub at: Instant,
+}
+
 /// The flow of one volume.
 #[derive(Debug)]
 pub(crate) struct Flow {
     throttle: WriteThrottle,
-    /// Writes held back, each with the time at which it may proceed.
-    delayed: VecDeque<(Instant, Id)>,
+    /// Writes held back.
+    delayed: VecDeque<Held>,
     pub pacer: DestagePacer,
     /// Bounds the blocks destaged per second.
     pub bound: RateBound,
@@ -131,33 +142,32 @@ impl Flow {
     }
 
     /// Holds back a write that dirties `blocks` more blocks while `level` of at most `limit` blocks
-    /// are dirty, and `target` are no cause to destage. Returns the delay, or `None` if the write
-    /// need not wait.
+    /// are dirty, and `target` are no cause to destage. Returns whether the write has to wait.
     pub fn hold(
         &mut self,
         now: Instant,
         write: Id,
         (level, target, limit): (u64, u64, u64),
         blocks: u64,
-    ) -> Option<Duration> {
+    ) -> bool {
         let rate = self.drain_rate.per_second(now);
         let delay = self.throttle.delay(now, level, target, limit, blocks, rate);
         if delay.is_zero() && self.delayed.is_empty() {
-            return None;
+            return false;
         }
-        let last = self.delayed.back().map_or(Instant(0), |&(at, _)| at);
-        self.delayed.push_back((last.max(now + delay), write));
-        Some(delay)
+        let last = self.delayed.back().map_or(Instant(0), |held| held.at);
+        self.delayed.push_back(Held { write, blocks, since: now, at: last.max(now + delay) });
+        true
     }
 
-    /// Returns the write that has been held back longest, and when it may proceed.
-    pub fn first_held(&self) -> Option<(Instant, Id)> {
+    /// Returns the write that has been held back longest.
+    pub fn first_held(&self) -> Option<Held> {
         self.delayed.front().copied()
     }
 
     /// Takes the write that has been held back longest.
-    pub fn pop_held(&mut self) -> Option<Id> {
-        self.delayed.pop_front().map(|(_, write)| write)
+    pub fn pop_held(&mut self) -> Option<Held> {
+        self.delayed.pop_front()
     }
 
     /// Returns the number of writes held back.

@@ -138,6 +138,13 @@ impl Volume {
 const HANGS_AFTER: Duration = Duration::from_secs(5);
 
 impl Volume {
+    /// Takes the write that has been held back longest, and counts the time.
+    pub fn take_held(&mut self, now: Instant) -> Option<Id> {
+        let held = self.flow.pop_held()?;
+        self.stats.throttled_nanos += now.since(held.since).as_nanos() as u64;
+        Some(held.write)
+    }
+
     /// Returns whether the primary takes no blocks: it fails requests, or does not answer.
     pub fn is_stuck(&self, now: Instant) -> bool {
         let hangs = self.flow.oldest_io.is_some_and(|at| now.since(at) >= HANGS_AFTER);

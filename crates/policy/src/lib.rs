@@ -57,6 +57,6 @@ pub use requests::{
 pub use sequential::SequentialDetector;
 pub use shares::{DirtyShare, DirtyShares};
 pub use sketch::Sketch;
-pub use throttle::{DELAY_MAX, WriteThrottle};
+pub use throttle::{DELAY_MAX, WriteThrottle, free_blocks};
 pub use wear::{WEAR_BANK, WearBudget};
 pub use window::Window;

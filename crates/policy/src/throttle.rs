@@ -60,9 +60,8 @@ impl WriteThrottle {
     ) -> Duration {
         let elapsed = now.since(self.last).as_secs_f64();
         self.last = self.last.max(now);
-        let of_limit = |blocks: u64| blocks as f64 / limit_blocks.max(1) as f64;
-        let (level, target) = (of_limit(dirty_blocks), of_limit(target_blocks).min(1.0));
-        let free = FREE_SHARE.max(target + (1.0 - target) * FREE_ABOVE_TARGET);
+        let level = share_of(limit_blocks, dirty_blocks);
+        let free = free_share(target_blocks, limit_blocks);
         if level <= free {
             self.owed_blocks = 0.0;
             return Duration::ZERO;
@@ -79,4 +78,19 @@ impl WriteThrottle {
         self.owed_blocks = owed + write_blocks as f64;
         Duration::from_secs_f64(owed / rate).min(DELAY_MAX)
     }
+}
+
+/// The most dirty blocks with which no write waits.
+#[must_use]
+pub fn free_blocks(target_blocks: u64, limit_blocks: u64) -> u64 {
+    (free_share(target_blocks, limit_blocks) * limit_blocks as f64) as u64
+}
+
+fn free_share(target_blocks: u64, limit_blocks: u64) -> f64 {
+    let target = share_of(limit_blocks, target_blocks).min(1.0);
+    FREE_SHARE.max(target + (1.0 - target) * FREE_ABOVE_TARGET)
+}
+
+fn share_of(limit_blocks: u64, blocks: u64) -> f64 {
+    blocks as f64 / limit_blocks.max(1) as f64
 }

@@ -7,13 +7,21 @@ use forebay_engine::ContentLocality;
 use forebay_model::{ALIKE_EVERY, Change, FlushMark, Model, Token, Violation};
 use forebay_volume::Done;
 
+use crate::config::Setup;
+use crate::disk::SLOWER;
 use crate::failure::Kind;
 use crate::rng::Rng;
+use crate::run::SECOND;
 use crate::script::COPIED_MAX;
 use crate::world::{Failure, World};
 
 /// Percentage of writes that resemble each other, where similar blocks are searched for.
 const ALIKE_PERCENT: u64 = 60;
+
+/// Longest time of a request without a fault, where no request to a disk is slow; where some are,
+/// that of as many slow flushes more.
+const DELAY_MAX: u64 = SECOND / 2;
+const SLOW_REQUESTS: u64 = 4;
 
 /// A request in flight.
 #[derive(Clone, Copy, Debug)]
@@ -156,6 +164,7 @@ impl World {
         };
         let Client { volume, op, range, fua, token, copy, submitted, .. } = client;
         self.check_haste(volume, self.now - submitted)?;
+        self.check_delay(volume, op, self.now - submitted)?;
         let completion = done.completion;
         let ok = completion.result.is_ok();
         if ok && op == IoOp::Write && !copy && range.is_aligned(BLOCK_SIZE as u64) {
@@ -215,6 +224,22 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Checks that no request waits for longer than the disks explain, where nothing was wrong
+    /// since the first start, and no rate is set.
+    fn check_delay(&self, volume: usize, op: IoOp, took: u64) -> Result<(), Failure> {
+        let Setup { cache, primary, .. } = &self.setup;
+        let is_slow = [cache, primary].iter().any(|disk| disk.slow_percent > 0);
+        let slow = SLOW_REQUESTS * cache.flush.1.max(primary.flush.1) * SLOWER;
+        let most = DELAY_MAX + if is_slow { slow } else { 0 };
+        let bound = self.setup.volumes[volume].pace.rate.is_some();
+        if self.was_broken || bound || took <= most {
+            return Ok(());
+        }
+        let (took, most) = (took / 1_000_000, most / 1_000_000);
+        let what = format!("{op:?} on volume {volume} took {took} ms, which is more than {most}");
+        Err(self.fail(Kind::Stuck, what))
     }
 
     /// Records in the history of an ordered volume that a request was submitted.

@@ -3,7 +3,7 @@
 
 use forebay_block::{BLOCK_SIZE, Instant, STRIPE_BLOCKS, VolumeId};
 use forebay_format::ENTRY_BYTES;
-use forebay_policy::{DirtyShare, DirtyShares, Part, RateBound, Whole};
+use forebay_policy::{DirtyShare, DirtyShares, Part, RateBound, Whole, free_blocks};
 
 use crate::api::{DIRTY_MAX_PERCENT, Pace, ShardConfig, VolumeConfig};
 use crate::cache::Cache;
@@ -151,10 +151,18 @@ impl Cache {
         (level, limit - flow.unflushed_peak.min(limit / 2))
     }
 
+    /// The level of a volume, and that up to which its writes are not delayed; `None` if none of
+    /// them is held back.
+    pub(crate) fn free_level(&self, volume: VolumeId) -> Option<(u64, u64)> {
+        self.known_volume(volume)?.flow.first_held()?;
+        let (level, limit) = self.paced_level(volume);
+        Some((level, free_blocks(self.target_of(limit), limit)))
+    }
+
     /// Takes one of the writes that are held back, no matter what it waits for.
     pub(crate) fn pop_held(&mut self) -> Option<Id> {
-        let mut volumes = self.volumes.iter_mut().flatten();
-        volumes.find_map(|volume| volume.flow.pop_held())
+        let now = self.now;
+        self.volumes.iter_mut().flatten().find_map(|volume| volume.take_held(now))
     }
 
     /// When the next held-back write may proceed. Writes to a stuck primary are not included: they
@@ -162,7 +170,7 @@ impl Cache {
     pub(crate) fn next_held(&self) -> Option<Instant> {
         let moving = self.volumes.iter().flatten().filter(|v| !v.is_stuck(self.now));
         let fronts = moving.filter_map(|v| v.flow.first_held());
-        fronts.map(|(at, _)| at).min()
+        fronts.map(|held| held.at).min()
     }
 
     /// Whether enough blocks of a volume are dirty that its primary should be flushed now.

@@ -23,31 +23,31 @@ impl Requests {
             return false;
         }
         let (now, target) = (cache.now, cache.target_of(limit));
-        let flow = &mut cache.volume_mut(volume).flow;
-        let delay = flow.hold(now, write, (level, target, limit), blocks);
-        cache.stats_of(volume).throttled_nanos += delay.map_or(0, |delay| delay.as_nanos() as u64);
-        delay.is_some()
+        cache.volume_mut(volume).flow.hold(now, write, (level, target, limit), blocks)
     }
 
-    /// Releases writes whose delay is over. At the limit itself they wait for room. They fail if
-    /// the primary has been away for so long that there may never be room.
+    /// Releases writes whose delay is over, or for which there is room by now. At the limit itself
+    /// they wait for room. They fail if the primary has been away for so long that there may never
+    /// be room.
     pub fn release_delayed(&mut self, cache: &mut Cache, fx: &mut Effects) {
         for volume in cache.volume_ids() {
-            while let Some((at, write)) =
-                cache.known_volume(volume).and_then(|volume| volume.flow.first_held())
-            {
-                let full = cache.health() == Health::Good
-                    && cache.contents.dirty_level_of(volume) >= cache.limit_of(volume);
-                if at > cache.now {
+            let Some((mut level, free)) = cache.free_level(volume) else { continue };
+            while let Some(held) = cache.volume(volume).flow.first_held() {
+                if held.at > cache.now && level > free {
                     break;
                 }
+                // What is released here may not be dirty yet.
+                level += held.blocks;
+                let full = cache.health() == Health::Good
+                    && cache.contents.dirty_level_of(volume) >= cache.limit_of(volume);
                 let hopeless = full
                     && cache.volume(volume).is_stuck(cache.now)
-                    && cache.now.since(at) >= cache.config.patience;
+                    && cache.now.since(held.at) >= cache.config.patience;
                 if full && !hopeless {
                     break;
                 }
-                cache.volume_mut(volume).flow.pop_held();
+                let now = cache.now;
+                let write = cache.volume_mut(volume).take_held(now).expect("it is the first");
                 if hopeless {
                     cache.stats_of(volume).given_up_writes += 1;
                     self.end_write(cache, write, Err(ErrorKind::DeviceGone.into()), fx);

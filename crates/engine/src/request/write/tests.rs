@@ -427,6 +427,32 @@ fn a_write_near_the_dirty_limit_is_held_back_and_a_rewrite_is_not() {
 }
 
 #[test]
+fn a_write_that_is_held_back_goes_on_as_soon_as_few_blocks_are_dirty() {
+    let mut bed = Bed::new();
+    let limit = bed.rooms.limit_of(VOLUME);
+    let dirty = limit / 10 * 7;
+    for first in (0..dirty).step_by(4) {
+        bed.rooms.dirty_durable(first..first + 4);
+    }
+    bed.write(500, &content(500));
+    let held = [501, 502].map(|block| bed.write(block, &content(block)));
+    bed.log_written();
+    bed.answered();
+    let release = |bed: &mut Bed| {
+        let Rooms { cache, fx, .. } = &mut bed.rooms;
+        bed.requests.release_delayed(cache, fx);
+        bed.rooms.log.queued()
+    };
+    bed.rooms.now = bed.rooms.now + Duration::from_millis(20);
+    assert_eq!(release(&mut bed), 0, "their time has not come");
+    (0..limit / 2).for_each(|block| bed.rooms.forget(block));
+    assert_eq!(release(&mut bed), 2, "the primary has caught up");
+    bed.log_written();
+    assert_eq!(bed.answered(), held.map(|id| (id, None)));
+    assert_eq!(bed.rooms.counters().throttled_nanos, 2 * 20_000_000);
+}
+
+#[test]
 fn a_write_at_the_limit_of_a_primary_that_is_away_fails_after_the_patience() {
     let mut bed = Bed::new();
     let limit = bed.rooms.limit_of(VOLUME);
