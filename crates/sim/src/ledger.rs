@@ -117,52 +117,56 @@ impl World {
     pub(crate) fn check_truth(&self) -> Result<(), Failure> {
         let Some(server) = &self.server else { return Ok(()) };
         let serves = server.all_in(&State::Serving) && server.health() == Health::Good;
-        let judges = serves && server.is_up_to_date() && self.mischief.lets_judge_statistics();
-        if !judges {
+        if !(serves && server.is_up_to_date() && self.mischief.lets_judge_statistics()) {
             return Ok(());
         }
-        let untrue = |what: String| self.fail(Kind::Untrue, what);
-        let (mut stats, mut states) = (server.stats(self.now), server.volumes(self.now));
-        self.mischief.showing(&mut stats, &mut states);
-        for (shard, stats) in stats.iter().enumerate() {
+        let (mut shards, mut volumes) = (server.stats(self.now), server.volumes(self.now));
+        self.mischief.showing(&mut shards, &mut volumes);
+        for (shard, stats) in shards.iter().enumerate() {
             let seen = self.ledger.shards.get(&shard).copied().unwrap_or_default();
             if let Some(rule) = broken_of_shard(stats, &seen) {
-                return Err(untrue(format!("shard {shard}: {rule}: {seen:?}, {stats:?}")));
+                return Err(self.untrue(format!("shard {shard}: {rule}: {seen:?}, {stats:?}")));
             }
         }
-        let promised = self.is_promised();
-        let oldest = stats.iter().map(|stats| stats.oldest_dirty_nanos).max().unwrap_or_default();
+        let oldest = shards.iter().map(|stats| stats.oldest_dirty_nanos).max();
         for volume in self.steering.configured() {
+            let mut said = VolumeState::default();
             let id = self.steering.ids[volume];
-            let mut all = VolumeState::default();
-            states.iter().filter(|state| Some(state.id) == id).for_each(|state| all.merge(state));
-            let seen = self.ledger.volumes.get(&volume).copied().unwrap_or_default();
-            if let Some(rule) = broken_of_volume(&all.stats, &seen, self.was_broken) {
-                return Err(untrue(format!("volume {volume}: {rule}: {seen:?}, {:?}", all.stats)));
-            }
-            if self.was_broken {
-                continue;
-            }
-            let (newer, since) = self.newer_in_cache(volume);
-            if newer > all.dirty_blocks {
-                let dirty = all.dirty_blocks;
-                let what = format!("volume {volume}: {dirty} blocks are dirty, says the server");
-                return Err(untrue(format!("{what}; {newer} are not on the primary")));
-            }
-            if let Some(since) = since.filter(|since| self.now - since > oldest) {
-                let age = self.now - since;
-                let what = format!("volume {volume}: a block is not on the primary for {age} ns");
-                return Err(untrue(format!("{what}; the oldest is {oldest} ns, says the server")));
-            }
-            let is_known = promised[volume] && self.cut_gates[volume].complete().is_some();
-            let age = if is_known { self.age_of_primary(volume)? } else { None };
-            if let Some(age) = age.filter(|&age| age > all.stats.primary_age_nanos) {
-                let said = all.stats.primary_age_nanos;
-                let what = format!("volume {volume}: the primary is {age} ns old");
-                return Err(untrue(format!("{what}; {said} ns, says the server")));
-            }
+            volumes.iter().filter(|part| Some(part.id) == id).for_each(|part| said.merge(part));
+            self.check_volume(volume, &said, oldest.unwrap_or_default())?;
         }
         Ok(())
+    }
+
+    /// Checks what the server said of a volume, and of the age of the oldest dirty block.
+    fn check_volume(&self, volume: usize, said: &VolumeState, oldest: u64) -> Result<(), Failure> {
+        let stats = &said.stats;
+        let seen = self.ledger.volumes.get(&volume).copied().unwrap_or_default();
+        if let Some(rule) = broken_of_volume(stats, &seen, self.was_broken) {
+            return Err(self.untrue(format!("volume {volume}: {rule}: {seen:?}, {stats:?}")));
+        }
+        if self.was_broken {
+            return Ok(());
+        }
+        let (newer, since) = self.newer_in_cache(volume);
+        let waits = since.map_or(0, |since| self.now - since);
+        let is_known = self.is_promised()[volume] && self.cut_gates[volume].complete().is_some();
+        let age = if is_known { self.age_of_primary(volume)? } else { None };
+        let levels = [
+            ("blocks that the primary lacks", newer, said.dirty_blocks),
+            ("ns for which the oldest of them waits", waits, oldest),
+            ("ns of age of the primary", age.unwrap_or(0), stats.primary_age_nanos),
+        ];
+        match levels.into_iter().find(|(_, real, said)| real > said) {
+            Some((what, real, said)) => {
+                Err(self.untrue(format!("volume {volume}: {real} {what}; {said}, says the server")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn untrue(&self, what: String) -> Failure {
+        self.fail(Kind::Untrue, what)
     }
 
     /// The number of blocks of which the primary does not have the newest version, and when the
