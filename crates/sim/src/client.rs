@@ -18,9 +18,9 @@ use crate::world::{Failure, World};
 /// Percentage of writes that resemble each other, where similar blocks are searched for.
 const ALIKE_PERCENT: u64 = 60;
 
-/// Longest time of a request without a fault, where no request to a disk is slow; where some are,
-/// that of as many slow flushes more.
+/// Longest time of a request without a fault, where no disk has slow requests.
 const DELAY_MAX: u64 = SECOND / 2;
+/// The slow requests to a disk for which it may wait in addition, where there are some.
 const SLOW_REQUESTS: u64 = 4;
 
 /// A request in flight.
@@ -230,9 +230,9 @@ impl World {
     /// since the first start, and no rate is set.
     fn check_delay(&self, volume: usize, op: IoOp, took: u64) -> Result<(), Failure> {
         let Setup { cache, primary, .. } = &self.setup;
-        let is_slow = [cache, primary].iter().any(|disk| disk.slow_percent > 0);
-        let slow = SLOW_REQUESTS * cache.flush.1.max(primary.flush.1) * SLOWER;
-        let most = DELAY_MAX + if is_slow { slow } else { 0 };
+        let slow = [cache, primary].into_iter().filter(|disk| disk.slow_percent > 0);
+        let slowest = slow.map(|disk| disk.latency.1.max(disk.flush.1) * SLOWER).max();
+        let most = DELAY_MAX + SLOW_REQUESTS * slowest.unwrap_or(0);
         let bound = self.setup.volumes[volume].pace.rate.is_some();
         if self.was_broken || bound || took <= most {
             return Ok(());
