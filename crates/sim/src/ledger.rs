@@ -121,6 +121,10 @@ impl World {
             return Ok(());
         }
         let (mut shards, mut volumes) = (server.stats(self.now), server.volumes(self.now));
+        if volumes.is_empty() {
+            // The engine that tests the world keeps no statistics.
+            return Ok(());
+        }
         self.mischief.showing(&mut shards, &mut volumes);
         for (shard, stats) in shards.iter().enumerate() {
             let seen = self.ledger.shards.get(&shard).copied().unwrap_or_default();
