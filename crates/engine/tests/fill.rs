@@ -177,7 +177,7 @@ fn writes_go_on_where_pinned_blocks_take_all_of_the_index() {
     harness.engine.check().expect("the counts are right");
 }
 
-/// Blocks of RAM displaced each other from the device for ever, a round a minute.
+/// Blocks of RAM displaced each other from the device forever, a round a minute.
 #[test]
 fn an_idle_cache_with_more_ram_than_device_goes_quiet() {
     let all = config(CACHE, SIZE);

@@ -134,8 +134,7 @@ impl World {
         self.drain(true);
         let since = self.now;
         let others = |world: &Self| -> u64 {
-            let volumes = world.server.as_ref().map(|server| server.volumes(world.now));
-            let volumes = volumes.unwrap_or_default();
+            let volumes = world.volume_states();
             let others = volumes.iter().filter(|state| usize::from(state.id.0) != away.volume);
             others.map(|state| state.dirty_blocks).sum()
         };

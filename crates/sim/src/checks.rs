@@ -162,5 +162,12 @@ fn broken_rule(s: &Stats, ram_bytes: u64) -> Option<&'static str> {
             "RAM does not add up",
         ),
     ];
+    first_broken(rules)
+}
+
+/// The first of some rules, each with whether it holds, that does not.
+pub(crate) fn first_broken<const N: usize>(
+    rules: [(bool, &'static str); N],
+) -> Option<&'static str> {
     rules.into_iter().find(|(holds, _)| !holds).map(|(_, rule)| rule)
 }

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use forebay_block::{BlockRange, ByteRange, Io, IoOp, IoResult};
 use forebay_engine::{Health, State, Stats, VolumeState};
 
+use crate::checks::first_broken;
 use crate::failure::{Failure, Kind};
 use crate::world::World;
 
@@ -204,7 +205,7 @@ fn broken_of_shard(stats: &Stats, seen: &OfShard) -> Option<&'static str> {
         (stats.written_bytes() == seen.sent_bytes, "bytes written to the cache device"),
         (stats.discarded_bytes == seen.discarded_bytes, "bytes discarded"),
     ];
-    rules.into_iter().find(|(holds, _)| !holds).map(|(_, rule)| rule)
+    first_broken(rules)
 }
 
 /// The first rule that a volume's statistics break.
@@ -224,5 +225,5 @@ fn broken_of_volume(stats: &Stats, seen: &OfVolume, was_broken: bool) -> Option<
             "blocks read are not the sum of their sources",
         ),
     ];
-    rules.into_iter().find(|(holds, _)| !holds).map(|(_, rule)| rule)
+    first_broken(rules)
 }

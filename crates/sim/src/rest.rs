@@ -145,8 +145,7 @@ impl World {
     }
 
     fn is_listed(&self, volume: usize, range: ByteRange) -> Result<(), Failure> {
-        let states =
-            self.server.as_ref().map(|server| server.volumes(self.now)).unwrap_or_default();
+        let states = self.volume_states();
         let mut lost = states.iter().filter(|state| usize::from(state.id.0) == volume);
         if lost.any(|state| state.lost.iter().any(|listed| listed.overlaps(&range))) {
             return Ok(());

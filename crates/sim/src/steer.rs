@@ -179,8 +179,7 @@ impl World {
 
     /// Notes at a stop how much is dirty, and the sizes for which fingerprints are recorded.
     pub(crate) fn note_dirty(&mut self) {
-        let states =
-            self.server.as_ref().map(|server| server.volumes(self.now)).unwrap_or_default();
+        let states = self.volume_states();
         let mut dirty = vec![0; self.models.len()];
         for (volume, id) in self.steering.served() {
             let own = states.iter().filter(|state| state.id == id);
@@ -218,8 +217,7 @@ impl World {
             }
         };
         let is_drained = |world: &Self| {
-            let states =
-                world.server.as_ref().map(|server| server.volumes(world.now)).unwrap_or_default();
+            let states = world.volume_states();
             let mut own = states.iter().filter(|state| drained.contains(&state.id));
             own.all(|state| state.dirty_blocks == 0)
         };

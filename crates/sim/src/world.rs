@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use forebay_block::{ByteRange, Completion, Instant, Io, IoOp, IoResult, IoTag, VolumeId};
 use forebay_engine::Event as Told;
-use forebay_engine::{CutOrder, DetachedStripe, Effects, Health, State, Target, Trust};
+use forebay_engine::{
+    CutOrder, DetachedStripe, Effects, Health, State, Target, Trust, VolumeState,
+};
 use forebay_model::{Content, History, Model, Violation};
 use forebay_volume::{Ask, Asked, Coming, CutGate, Done, FlushGate};
 
@@ -581,6 +583,11 @@ impl World {
                 self.deliver(shard, target, early);
             }
         }
+    }
+
+    /// The state of the volumes in every shard; empty without a server.
+    pub(crate) fn volume_states(&self) -> Vec<VolumeState> {
+        self.server.as_ref().map(|server| server.volumes(self.now)).unwrap_or_default()
     }
 
     /// Adds the counters of the engines, before they are lost.

@@ -25,6 +25,25 @@ impl Bed {
         self.submit(IoOp::Write, ByteRange::new(at, bytes.len() as u64), bytes, false)
     }
 
+    /// At least `blocks` blocks are dirty.
+    fn fill(&mut self, blocks: u64) {
+        for first in (0..blocks).step_by(4) {
+            self.rooms.dirty_durable(first..first + 4);
+        }
+    }
+
+    /// Releases writes that are held back, where they may go on.
+    fn release(&mut self) {
+        let Rooms { cache, fx, .. } = &mut self.rooms;
+        self.requests.release_delayed(cache, fx);
+    }
+
+    /// The same; returns the number of blocks that wait for the log then.
+    fn release_to_log(&mut self) -> usize {
+        self.release();
+        self.rooms.log.queued()
+    }
+
     /// The I/O that was sent: of which device, what, and where, in blocks.
     fn wanted(&self) -> Vec<(Target, IoOp, u64, u64)> {
         let ios = self.rooms.fx.ios.iter();
@@ -402,9 +421,7 @@ fn a_write_that_is_not_in_the_log_of_a_failed_device_starts_over_when_its_stripe
 fn a_write_near_the_dirty_limit_is_held_back_and_a_rewrite_is_not() {
     let mut bed = Bed::new();
     let limit = bed.rooms.limit_of(VOLUME);
-    for first in (0..limit).step_by(4) {
-        bed.rooms.dirty_durable(first..first + 4);
-    }
+    bed.fill(limit);
     bed.write(500, &content(500));
     assert_eq!(bed.rooms.log.queued(), 1, "the throttle lets the first one in");
     let id = bed.write(501, &content(501));
@@ -413,15 +430,10 @@ fn a_write_near_the_dirty_limit_is_held_back_and_a_rewrite_is_not() {
     assert_eq!(bed.rooms.log.queued(), 2, "a rewrite makes nothing dirty");
     bed.log_written();
     bed.answered();
-    let release = |bed: &mut Bed| {
-        let Rooms { cache, fx, .. } = &mut bed.rooms;
-        bed.requests.release_delayed(cache, fx);
-        bed.rooms.log.queued()
-    };
     bed.rooms.now = bed.rooms.now + Duration::from_secs(2);
-    assert_eq!(release(&mut bed), 0, "at the limit it waits for room");
+    assert_eq!(bed.release_to_log(), 0, "at the limit it waits for room");
     [3, 4].into_iter().for_each(|block| bed.rooms.forget(block));
-    assert_eq!(release(&mut bed), 1);
+    assert_eq!(bed.release_to_log(), 1);
     bed.log_written();
     assert_eq!(bed.answered(), [(id, None)]);
 }
@@ -430,23 +442,15 @@ fn a_write_near_the_dirty_limit_is_held_back_and_a_rewrite_is_not() {
 fn a_write_that_is_held_back_goes_on_as_soon_as_few_blocks_are_dirty() {
     let mut bed = Bed::new();
     let limit = bed.rooms.limit_of(VOLUME);
-    let dirty = limit / 10 * 7;
-    for first in (0..dirty).step_by(4) {
-        bed.rooms.dirty_durable(first..first + 4);
-    }
+    bed.fill(limit / 10 * 7);
     bed.write(500, &content(500));
     let held = [501, 502].map(|block| bed.write(block, &content(block)));
     bed.log_written();
     bed.answered();
-    let release = |bed: &mut Bed| {
-        let Rooms { cache, fx, .. } = &mut bed.rooms;
-        bed.requests.release_delayed(cache, fx);
-        bed.rooms.log.queued()
-    };
     bed.rooms.now = bed.rooms.now + Duration::from_millis(20);
-    assert_eq!(release(&mut bed), 0, "their time has not come");
+    assert_eq!(bed.release_to_log(), 0, "their time has not come");
     (0..limit / 2).for_each(|block| bed.rooms.forget(block));
-    assert_eq!(release(&mut bed), 2, "the primary has caught up");
+    assert_eq!(bed.release_to_log(), 2, "the primary has caught up");
     bed.log_written();
     assert_eq!(bed.answered(), held.map(|id| (id, None)));
     assert_eq!(bed.rooms.counters().throttled_nanos, 2 * 20_000_000);
@@ -456,22 +460,17 @@ fn a_write_that_is_held_back_goes_on_as_soon_as_few_blocks_are_dirty() {
 fn a_write_at_the_limit_of_a_primary_that_is_away_fails_after_the_patience() {
     let mut bed = Bed::new();
     let limit = bed.rooms.limit_of(VOLUME);
-    for first in (0..limit).step_by(4) {
-        bed.rooms.dirty_durable(first..first + 4);
-    }
+    bed.fill(limit);
     bed.write(500, &content(500));
     let id = bed.write(501, &content(501));
     bed.rooms.volume_mut(VOLUME).failures = 1;
-    let release = |bed: &mut Bed| {
-        let Rooms { cache, fx, .. } = &mut bed.rooms;
-        bed.requests.release_delayed(cache, fx);
-        bed.answered()
-    };
     let patience = bed.rooms.config.patience;
     bed.rooms.now = bed.rooms.now + patience;
-    assert_eq!(release(&mut bed), []);
+    bed.release();
+    assert_eq!(bed.answered(), []);
     bed.rooms.now = bed.rooms.now + Duration::from_secs(1);
-    assert_eq!(release(&mut bed), [(id, Some(ErrorKind::DeviceGone))]);
+    bed.release();
+    assert_eq!(bed.answered(), [(id, Some(ErrorKind::DeviceGone))]);
 }
 
 /// Closing a record that invalidates many thousand blocks would be one long step.
