@@ -213,7 +213,7 @@ impl World {
             && !refused(&error)
         {
             self.tally.failed += 1;
-            let may_fail = self.setup.outcome().errors && self.may_fail(volume);
+            let may_fail = self.setup.outcome().errors && self.concerned.contains(&volume);
             if !(self.broken && may_fail) {
                 let what = format!("{op:?} of {range} on volume {volume} failed: {error}");
                 let kind = match error.kind() {
@@ -234,7 +234,9 @@ impl World {
         let slowest = slow.map(|disk| disk.latency.1.max(disk.flush.1) * SLOWER).max();
         let most = DELAY_MAX + SLOW_REQUESTS * slowest.unwrap_or(0);
         let bound = self.setup.volumes[volume].pace.rate.is_some();
-        if self.was_broken || bound || took <= most {
+        // With a primary that is away for good there is another rule.
+        let is_exempt = self.concerned.contains(&volume) || self.away.is_some() || bound;
+        if is_exempt || took <= most {
             return Ok(());
         }
         let (took, most) = (took / 1_000_000, most / 1_000_000);

@@ -3,6 +3,7 @@
 use forebay_block::{ByteRange, ErrorKind, IoOp};
 
 use crate::atlas::Scenario;
+use crate::away::Away;
 use crate::disk::{Fault, Rule};
 use crate::rng::Rng;
 use crate::world::World;
@@ -32,6 +33,7 @@ impl World {
         let write: &[IoOp] = &[IoOp::Write, IoOp::WriteZeroes];
         let change: &[IoOp] = &[IoOp::Write, IoOp::WriteZeroes, IoOp::Discard];
         let chosen = rng.below(self.primaries.len() as u64) as usize;
+        self.note_concerned(scenario, chosen);
         match scenario {
             Scenario::Crashes | Scenario::ModeSwitches | Scenario::CacheDamaged => {}
             Scenario::CacheReadErrors => self.cache.add_rule(rule(media, &[IoOp::Read], some)),
@@ -97,6 +99,33 @@ impl World {
             Scenario::PrimaryStaysAway => self.send_away(),
             Scenario::CacheLost => self.lose_cache = true,
             Scenario::CacheStale => self.turn_back = true,
+        }
+    }
+
+    /// Notes which volumes a fault concerns: one of a primary is for nobody else to notice.
+    fn note_concerned(&mut self, scenario: Scenario, chosen: usize) {
+        match scenario {
+            Scenario::Crashes | Scenario::ModeSwitches => {}
+            Scenario::PrimaryReadErrors
+            | Scenario::PrimaryWriteErrors
+            | Scenario::PrimaryFlushErrors
+            | Scenario::PrimaryReturns
+            | Scenario::PrimaryVanishes => self.concerned.extend([chosen]),
+            Scenario::PrimaryStaysAway => self.concerned.extend([Away::of(&self.setup).volume]),
+            Scenario::CacheReadErrors
+            | Scenario::CacheWriteErrors
+            | Scenario::CacheWritesFail
+            | Scenario::CacheFlushErrors
+            | Scenario::CacheFull
+            | Scenario::CacheVanishes
+            | Scenario::CacheEnds
+            | Scenario::CacheRot
+            | Scenario::CacheLosesWrites
+            | Scenario::CacheMisdirects
+            | Scenario::CacheSlow
+            | Scenario::CacheLost
+            | Scenario::CacheStale
+            | Scenario::CacheDamaged => self.concerned.extend(0..self.primaries.len()),
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use forebay_block::{ByteRange, Completion, Io, IoBuf, IoOp};
+use forebay_block::{ByteRange, Completion, ErrorKind, Io, IoBuf, IoOp};
 use forebay_engine::{CutNews, CutOrder, Stats, Target, VolumeState};
 
 use crate::atlas::Scenario;
@@ -120,11 +120,13 @@ pub enum Bug {
     OldestForgotten,
     /// The primary of an ordered volume has no age.
     PrimaryAgeForgotten,
+    /// After an error of a primary, a read of another one fails.
+    ErrorSpread,
 }
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 48] = [
+    pub const ALL: [Self; 49] = [
         Self::CacheFlushSkipped,
         Self::PrimaryFlushSkipped,
         Self::FuaIgnored,
@@ -173,6 +175,7 @@ impl Bug {
         Self::DirtyUncounted,
         Self::OldestForgotten,
         Self::PrimaryAgeForgotten,
+        Self::ErrorSpread,
     ];
 
     /// The first seed whose world can show it.
@@ -298,7 +301,7 @@ impl Bug {
             | Self::MappingOffByOne => Kind::Corrupt,
             // Reclaim thinks that the device has failed.
             Self::FooterSkipped => Kind::Error,
-            Self::GrowthForgotten => Kind::Error,
+            Self::GrowthForgotten | Self::ErrorSpread => Kind::Error,
             Self::StoreUncounted
             | Self::HitsCountedTwice
             | Self::DirtyUncounted
@@ -349,6 +352,8 @@ pub struct Mischief {
     slots: Slots,
     /// Primaries to which a server that took over has written nothing.
     inherited: BTreeSet<Target>,
+    /// The primary that failed a request last, until another one's read has failed, too.
+    failed: Option<Target>,
     /// Number of times that the bug interfered.
     pub deeds: u64,
 }
@@ -367,6 +372,7 @@ impl Mischief {
             uncovered: Uncovered::default(),
             slots: Slots::default(),
             inherited: BTreeSet::new(),
+            failed: None,
             deeds: 0,
         }
     }
@@ -620,6 +626,19 @@ impl Mischief {
                 self.deeds += 1;
                 done
             }
+            Some(Bug::ErrorSpread) if target != Target::Cache && done.result.is_err() => {
+                self.failed = Some(target);
+                done
+            }
+            Some(Bug::ErrorSpread)
+                if target != Target::Cache
+                    && op == IoOp::Read
+                    && self.failed.take_if(|failed| *failed != target).is_some() =>
+            {
+                self.deeds += 1;
+                done.result = Err(ErrorKind::Media.into());
+                done
+            }
             Some(Bug::TornRecordAccepted)
                 if target == Target::Cache
                     && op == IoOp::Read
@@ -639,6 +658,7 @@ impl Mischief {
         self.uncovered.clear();
         self.slots.restart();
         self.inherited.clear();
+        self.failed = None;
         if let Some(forger) = &mut self.forger {
             forger.crash();
         }

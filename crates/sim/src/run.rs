@@ -86,6 +86,9 @@ pub fn run(
     if let Some((target, planned)) = options.watch {
         world.broken = planned.is_some();
         world.was_broken = world.broken;
+        if world.broken {
+            world.concerned.extend(0..world.primaries.len());
+        }
         world.disk(target).record(planned);
     }
     world.boot(false);

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use forebay_block::{ByteRange, Completion, Instant, Io, IoOp, IoResult, IoTag, VolumeId};
@@ -108,6 +108,8 @@ pub struct World {
     pub(crate) broken: bool,
     /// Whether a fault has ever begun.
     pub(crate) was_broken: bool,
+    /// Volumes that a fault has concerned.
+    pub(crate) concerned: BTreeSet<usize>,
     /// Whether writes bypassed a log that was full of blocks that a primary did not accept.
     pub(crate) overflowed: bool,
     /// The primary that is away.
@@ -202,6 +204,7 @@ impl World {
             broken: false,
             away: None,
             was_broken: false,
+            concerned: BTreeSet::new(),
             overflowed: false,
             lose_cache: false,
             turn_back: false,

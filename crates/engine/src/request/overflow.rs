@@ -2,12 +2,13 @@
 //! that volume can neither leave the log nor be compacted by copying. After a crash they may fill
 //! the whole log, because blocks that had been destaged count as dirty again.
 //!
-//! Writes to that volume then fail. The other volumes do not wait for its primary: until there is
-//! room again, their writes go to their own primaries. A dirty block is destaged first, and a
-//! cached block leaves the cache. The entries that record this may use the reserve of reclaim: they
-//! take a page, and nothing of it has to be kept.
+//! Writes to that volume fail in the end. The other volumes do not wait for its primary: until
+//! there is room again, their writes go to their own primaries. A dirty block is destaged first,
+//! and a cached block leaves the cache. The entries that record this may use the reserve of
+//! reclaim: they take a page, and nothing of it has to be kept.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use forebay_block::ErrorKind;
 
@@ -19,9 +20,12 @@ use crate::request::Requests;
 use crate::request::op::{Op, Path};
 use crate::slab::Id;
 
+/// How long the writes of a volume wait for room that the primary of another one does not make.
+const OTHERS_WAIT: Duration = Duration::from_secs(1);
+
 impl Requests {
-    /// Checks whether the log has had no room for longer than the patience; if so, lets writes
-    /// bypass it.
+    /// Checks for how long the log has had no room. After a while writes bypass it; when patience
+    /// is at its end, those that cannot do so fail.
     pub fn pump_overflow(&mut self, cache: &mut Cache, fx: &mut Effects) {
         if (cache.log.queued() == 0) && self.no_room_since.is_none() {
             return;
@@ -35,8 +39,9 @@ impl Requests {
             return;
         }
         let since = *self.no_room_since.get_or_insert(cache.now);
-        let waited = cache.now.since(since) >= cache.config.patience;
-        Self::set_overflow(cache, waited && cache.is_any_stuck());
+        let waited = cache.now.since(since);
+        let patience = cache.config.patience;
+        Self::set_overflow(cache, waited >= OTHERS_WAIT.min(patience) && cache.is_any_stuck());
         if !cache.standing.overflows {
             return;
         }
@@ -48,12 +53,12 @@ impl Requests {
                     cache.stats_of(volume).bypassed_by[Bypass::Degraded as usize] += 1;
                     self.go_past(cache, id, fx);
                 }
-                Way::Wait => kept.push_back(id),
-                Way::None => {
+                Way::None if waited >= patience => {
                     let volume = self.write(id).volume;
                     cache.stats_of(volume).given_up_writes += 1;
                     self.end_write(cache, id, Err(ErrorKind::DeviceGone.into()), fx);
                 }
+                Way::Wait | Way::None => kept.push_back(id),
             }
         }
         // Invalidations go first: other entries may have to wait for long.
