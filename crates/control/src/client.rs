@@ -39,8 +39,11 @@ pub enum ClientError {
     /// No server listens.
     #[error("no server answers at {0}; start one with `forebay serve`, or use --control PATH")]
     NotRunning(PathBuf),
-    /// The socket is not accessible.
-    #[error("control socket {path}: {source}; run this as the user who runs the server")]
+    /// This user may not use the socket.
+    #[error("control socket {0}: permission denied; run this as the user who runs the server")]
+    Denied(PathBuf),
+    /// The connection failed.
+    #[error("control socket {path}: {source}; the server may have ended: its log says so")]
     Io {
         /// Path of the socket.
         path: PathBuf,
@@ -397,6 +400,7 @@ impl Client {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                 ClientError::NotRunning(self.socket.clone())
             }
+            io::ErrorKind::PermissionDenied => ClientError::Denied(self.socket.clone()),
             _ => ClientError::Io { path: self.socket.clone(), source },
         }
     }

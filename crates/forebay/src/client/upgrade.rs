@@ -95,7 +95,10 @@ pub fn ended(client: &Client, begun: &UpgradeStatus) -> anyhow::Result<UpgradeSt
             }
             // For a moment nobody may answer.
             Err(
-                ClientError::NotRunning(_) | ClientError::Io { .. } | ClientError::Timeout { .. },
+                ClientError::NotRunning(_)
+                | ClientError::Denied(_)
+                | ClientError::Io { .. }
+                | ClientError::Timeout { .. },
             ) => {}
             Err(error) => return Err(error.into()),
         }

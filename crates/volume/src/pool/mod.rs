@@ -35,7 +35,7 @@ use forebay_engine::{
 };
 use forebay_format::{
     ANNOUNCEMENT_OFFSET, AREA_OFFSET, FormatError, IDENTITY_BYTES_MAX, SUPERBLOCK_BYTES,
-    SUPERBLOCK_OFFSETS, ShardArea, Superblock, VolumeRecord, newest,
+    SUPERBLOCK_OFFSETS, ShardArea, Superblock, VOLUME_BLOCKS_MAX, VolumeRecord, newest,
 };
 
 pub use absent::{Absent, absent, is_removed};
@@ -46,6 +46,8 @@ use primary::{Standing, is_same, judge};
 pub const SEGMENT_SIZE: u32 = 4 << 20;
 /// Size of the smallest segment in a new pool, in bytes.
 const SEGMENT_SIZE_SMALLEST: u32 = SEGMENT_BYTES_MIN as u32;
+/// The most bytes that a volume may have.
+const VOLUME_BYTES_MAX: u64 = VOLUME_BLOCKS_MAX * BLOCK_SIZE as u64;
 /// Number of segments that a shard should have before larger segments are chosen.
 const SEGMENTS_WANTED: u64 = 64;
 /// The same for the log of a cache with a store, whose segments are freed one by one.
@@ -363,9 +365,15 @@ fn check_specs(volumes: &[VolumeSpec]) -> Result<(), Refusal> {
                 "volume {name}: its primary's name is longer than {IDENTITY_BYTES_MAX} bytes"
             ));
         }
-        if *size == 0 || !size.is_multiple_of(512) || *size > (BLOCK_SIZE as u64) << 40 {
+        if *size == 0 || !size.is_multiple_of(512) {
             return refuse(format!(
                 "volume {name}: its primary has {size} bytes; it needs a multiple of 512, not 0"
+            ));
+        }
+        if *size > VOLUME_BYTES_MAX {
+            return refuse(format!(
+                "volume {name}: its primary has {size} bytes; {VOLUME_BYTES_MAX} (4 PiB) are the \
+                 most"
             ));
         }
         for other in &volumes[..i] {

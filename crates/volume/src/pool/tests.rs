@@ -550,6 +550,7 @@ fn a_primary_that_comes_later_must_be_the_one_on_record_and_unchanged() {
         (VolumeSpec { identity: "wwid:x".into(), path: "/x".into(), ..sampled.clone() }, "belongs"),
         (VolumeSpec { size: 1 << 19, ..old.clone() }, "shrunk"),
         (VolumeSpec { size: 1000, ..old.clone() }, "multiple of 512"),
+        (VolumeSpec { size: (4 << 50) + 512, ..old.clone() }, "4 PiB"),
     ];
     for (spec, word) in wrong {
         let why = judged(&spec).unwrap_err();
