@@ -194,10 +194,13 @@ impl TlsLayer {
         self.flush(out);
     }
 
-    /// Decrypts some cipher text and stores its plain text.
+    /// Decrypts some cipher text and stores its plain text. Bytes after the client's closure alert
+    /// are ignored (RFC 8446, section 6.1).
     fn decrypt(&mut self, bytes: &mut &[u8]) -> Result<(), rustls::Error> {
         let general = |error: std::io::Error| rustls::Error::General(error.to_string());
-        self.connection.read_tls(bytes).map_err(general)?;
+        if self.connection.read_tls(bytes).map_err(general)? == 0 {
+            *bytes = &[];
+        }
         let state = self.connection.process_new_packets()?;
         let before = self.received.len();
         self.received.resize(before + state.plaintext_bytes_to_read(), 0);

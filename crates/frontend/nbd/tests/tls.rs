@@ -202,6 +202,24 @@ fn plain_text_while_requests_wait_is_taken_up_again() {
     assert_eq!(cookies, (0..9).collect::<Vec<_>>());
 }
 
+/// Once a single byte behind the alert kept the thread busy without end.
+#[test]
+fn what_comes_after_the_closure_alert_is_ignored() {
+    let Some(directory) = certificates() else { return };
+    let peer = haggling(Tls::Required(config(&directory.0, None)));
+    let mut tls = Wrapped::start(peer, &directory.0, false, usize::MAX).unwrap();
+    tls.ask(&go("plain"));
+    let read = request(C::READ, 7, 0, 512);
+    tls.client.writer().write_all(&read.encode()).unwrap();
+    tls.client.send_close_notify();
+    tls.exchange().unwrap();
+    assert_eq!(answers(&tls.said, &[read])[0].error, NbdError::OK, "it came before the alert");
+    for bytes in [&[0][..], &[0x17; 5000], &request(C::READ, 8, 0, 512).encode()] {
+        tls.peer.send(bytes);
+        assert!(tls.peer.take().is_empty(), "nothing of this is answered");
+    }
+}
+
 #[test]
 fn without_tls_nothing_is_told_when_it_is_required() {
     let Some(directory) = certificates() else { return };
