@@ -232,7 +232,8 @@ impl World {
         let Setup { cache, primary, .. } = &self.setup;
         let slow = [cache, primary].into_iter().filter(|disk| disk.slow_percent > 0);
         let slowest = slow.map(|disk| disk.latency.1.max(disk.flush.1) * SLOWER).max();
-        let most = DELAY_MAX + SLOW_REQUESTS * slowest.unwrap_or(0);
+        let beside = if self.was_broken { DELAY_BESIDE_FAULT } else { 0 };
+        let most = DELAY_MAX + SLOW_REQUESTS * slowest.unwrap_or(0) + beside;
         let bound = self.setup.volumes[volume].pace.rate.is_some();
         // With a primary that is away for good there is another rule.
         let is_exempt = self.concerned.contains(&volume) || self.away.is_some() || bound;

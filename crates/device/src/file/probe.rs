@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
 use forebay_block::{DeviceInfo, IoBuf};
-use rustix::fs::FallocateFlags;
+use rustix::fs::{AtFlags, FallocateFlags, StatxFlags};
 use rustix::io::Errno;
 
 use super::{Direct, set_direct};
@@ -85,15 +85,26 @@ fn is_volatile(way: &Way, is_block: bool, write_cache: Option<&str>) -> bool {
     matches!(way, Way::PageCache(_)) || !kept_below
 }
 
-/// The alignment for direct I/O: as reported by the block device, or the smallest that a read
-/// accepts.
+/// The alignment for direct I/O: as reported by the block device or file system, or the smallest
+/// that a read accepts.
 fn alignment(file: &File) -> rustix::io::Result<u32> {
+    let fits = |align: u32| if align <= 4096 { Ok(align.max(512)) } else { Err(Errno::NOTSUP) };
     if let Ok(logical) = rustix::fs::ioctl_blksszget(file) {
-        return if logical <= 4096 { Ok(logical.max(512)) } else { Err(Errno::NOTSUP) };
+        return fits(logical);
+    }
+    // Since Linux 6.1.
+    let told = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    if let Ok(told) = told
+        && told.stx_mask & StatxFlags::DIOALIGN.bits() != 0
+    {
+        let align = told.stx_dio_offset_align;
+        return if align == 0 { Err(Errno::INVAL) } else { fits(align) };
     }
     let mut buf = IoBuf::zeroed(4096);
     let mut refusal = Errno::INVAL;
-    for align in ALIGNMENTS {
+    // A read of a hole tells nothing: file systems answer it without asking the device.
+    let least = BlockQueue::below(file).number("logical_block_size").unwrap_or(0);
+    for align in ALIGNMENTS.into_iter().filter(|&align| u64::from(align) >= least) {
         match rustix::io::pread(file, &mut buf[..align as usize], 0) {
             Ok(_) => return Ok(align),
             Err(error) => refusal = error,
@@ -152,9 +163,19 @@ fn can_punch(file: &File, size: u64) -> bool {
 struct BlockQueue(Option<PathBuf>);
 
 impl BlockQueue {
+    /// That of a block device.
     fn of(file: &File) -> Self {
-        let Ok(found) = file.metadata() else { return Self(None) };
-        let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
+        Self::with(file.metadata().map(|found| found.rdev()))
+    }
+
+    /// That of the block device below a file's file system, if there is one.
+    fn below(file: &File) -> Self {
+        Self::with(file.metadata().map(|found| found.dev()))
+    }
+
+    fn with(number: io::Result<u64>) -> Self {
+        let Ok(number) = number else { return Self(None) };
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
         let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
         let own = device.join("queue");
         Self(Some(if own.is_dir() { own } else { device.join("../queue") }))

@@ -48,8 +48,12 @@ struct Loop {
 
 impl Loop {
     fn new(logical: u32) -> Option<Self> {
+        Self::sized(logical, SIZE)
+    }
+
+    fn sized(logical: u32, size: u64) -> Option<Self> {
         let file = TempPath::new();
-        File::create(&file.0).unwrap().set_len(SIZE).unwrap();
+        File::create(&file.0).unwrap().set_len(size).unwrap();
         let made = Command::new("losetup")
             .args(["--find", "--show", "--sector-size", &logical.to_string()])
             .arg(&file.0)
@@ -83,6 +87,26 @@ impl Drop for Loop {
     }
 }
 
+/// The mounted file system of a loop device.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(disk: &Loop) -> Self {
+        let place = Self(TempPath::new().0.clone());
+        std::fs::create_dir(&place.0).unwrap();
+        let mounted = Command::new("mount").args([&disk.device, &place.0]).status().unwrap();
+        assert!(mounted.success());
+        place
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
 #[test]
 fn block_devices_of_both_sector_sizes_serve_any_sector() {
     for logical in [512, 4096] {
@@ -98,6 +122,30 @@ fn block_devices_of_both_sector_sizes_serve_any_sector() {
         assert_eq!(device.info().size, SIZE / 2);
         exercise(&device, 11);
         exercise_in_units(&device, 12, 1);
+    }
+}
+
+/// A file without data on a file system whose disk has sectors of 4 KiB: reads of its holes may be
+/// of any size, so they do not tell how it must be written.
+#[test]
+fn a_sparse_file_on_large_sectors_serves_any_sector() {
+    for tool in ["mkfs.ext4", "mkfs.xfs"] {
+        let Some(disk) = Loop::sized(4096, 320 << 20) else { return };
+        let made = Command::new(tool).arg("-q").arg(&disk.device).status();
+        if !made.is_ok_and(|status| status.success()) {
+            println!("skipped: {tool} does not work here");
+            continue;
+        }
+        let place = Mounted::new(&disk);
+        for size in [SIZE, SIZE + 512] {
+            let path = place.0.join(size.to_string());
+            File::create(&path).unwrap().set_len(size).unwrap();
+            let device = FileDevice::open(&path, OpenMode::default()).unwrap();
+            let is_direct = size.is_multiple_of(4096);
+            assert_eq!(device.is_direct(), is_direct, "{tool}, {:?}", device.remark());
+            assert_eq!(device.info().logical_block, if is_direct { 4096 } else { 512 });
+            exercise(&device, 13);
+        }
     }
 }
 
