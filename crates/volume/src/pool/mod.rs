@@ -210,6 +210,10 @@ pub struct Opened {
     /// Volumes whose clean blocks should be compared with the primary before they are relied on,
     /// because nothing proves that it was not changed.
     pub suspect: Vec<VolumeId>,
+    /// A witness to store before the superblock is written, if this start trusts the log less than
+    /// the last one: the superblock alone would show primaries that were accepted as they are, and
+    /// not that clean blocks are of earlier ones.
+    pub distrust: Option<Witness>,
     /// Witnesses to store after the superblock is written and before the pool serves: those of this
     /// pool, and of pools whose primaries this one takes over.
     pub witnesses: Vec<Witness>,
@@ -395,6 +399,13 @@ fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Ope
     let witness = request.witnesses.iter().find(|witness| witness.uuid == old.uuid);
     last_used(&old, witness)?;
     let trust = witness.map_or(Trust::Full, |witness| witness.trust);
+    let last = witness.cloned().unwrap_or(Witness {
+        uuid: old.uuid,
+        epoch: old.epoch,
+        trust,
+        dirty: true,
+        primaries: None,
+    });
     // A witness of an earlier start comes from a crash between writing the superblock and the
     // witness.
     let witness = witness.filter(|witness| witness.epoch == old.epoch);
@@ -443,6 +454,7 @@ fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Ope
         ));
     }
     let trust = if accepted.is_empty() { trust } else { Trust::DirtyOnly };
+    let distrust = (trust != last.trust).then_some(Witness { trust, ..last });
     notes.extend(accepted.iter().map(|name| {
         format!(
             "volume {name}: its primary is taken as it is; the cache is opened for its dirty \
@@ -461,7 +473,19 @@ fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Ope
     let superblock = Superblock { generation, epoch, volumes, unit_entries, clean: false, ..old };
     let announced = request.announcement.iter().any(|&byte| byte != 0);
     let witnesses = witnesses(request, &superblock, trust);
-    Ok(Opened { superblock, copy, announced, fresh: false, trust, ids, suspect, witnesses, notes })
+    let fresh = false;
+    Ok(Opened {
+        superblock,
+        copy,
+        announced,
+        fresh,
+        trust,
+        ids,
+        suspect,
+        distrust,
+        witnesses,
+        notes,
+    })
 }
 
 /// Checks that the device is the one that was last used, not an older copy of it. `witness` is that
@@ -651,9 +675,20 @@ fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<O
     // Overwrites the older copy, so that a torn write leaves the newer one.
     let copy = usize::from(generations[0] > generations[1]);
     let (announced, suspect) = (true, Vec::new());
-    let trust = Trust::Full;
+    let (fresh, trust, distrust) = (true, Trust::Full, None);
     let witnesses = witnesses(request, &superblock, trust);
-    Ok(Opened { superblock, copy, announced, fresh: true, trust, ids, suspect, witnesses, notes })
+    Ok(Opened {
+        superblock,
+        copy,
+        announced,
+        fresh,
+        trust,
+        ids,
+        suspect,
+        distrust,
+        witnesses,
+        notes,
+    })
 }
 
 /// The division of a cache device.

@@ -418,6 +418,14 @@ fn a_primary_is_known_by_what_it_is_and_by_its_content() {
                 let opened = open(&request([&copy, BLANK], &volumes, &[])).expect("accepted");
                 assert_eq!(opened.trust, Trust::DirtyOnly, "row {i}");
                 assert!(opened.witnesses.iter().all(|one| one.trust == Trust::DirtyOnly));
+                // Also if the start ends before the witness of its own is stored. Samples are void
+                // then.
+                let void = VolumeSpec { fingerprint: None, sampled: None, ..volumes[0].clone() };
+                volumes[0] = VolumeSpec { accepted: false, ..void };
+                let before = [opened.distrust.expect("it is stored before the superblock")];
+                let half = encoded(&opened.superblock);
+                let next = open(&request([&copy, &half], &volumes, &before)).expect("accepted");
+                assert_eq!(next.trust, Trust::DirtyOnly, "row {i}");
             }
             (found, _) => panic!("row {i}: {:?}", found.map(|opened| opened.suspect)),
         }

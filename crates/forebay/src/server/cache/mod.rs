@@ -318,8 +318,11 @@ fn put_on_record(
         // A new cache may take over the settings of the one it replaces.
         settings.store().map_err(no_state)?;
     }
-    let discards = superblocks::write_all(&mut queue, opened, discards)?;
     let uuid = opened.superblock.uuid;
+    for record in &opened.distrust {
+        store_witness(witness, record, uuid)?;
+    }
+    let discards = superblocks::write_all(&mut queue, opened, discards)?;
     if reset {
         let note = "--reset-cache made this cache";
         once::mark(&config.cache.state_dir, uuid, once::RESET, note)?;
