@@ -673,6 +673,45 @@ fn files_and_disks_follow() {
     server.stop(&[]);
 }
 
+/// The kernel knows a file of the mount by its volume's id, which a new cache once gave to another
+/// volume: who had the file open wrote into that one.
+#[test]
+fn an_open_file_of_a_volume_that_is_gone_is_no_other_volumes() {
+    if !can_attach() {
+        return;
+    }
+    let _alone = alone();
+    for at_once in [true, false] {
+        let mut plan = Plan::new(&["a", "b"]);
+        fs::create_dir(plan.place.path("volumes")).expect("it is made");
+        let _cleanup = Cleanup::of(&plan.place, &[]);
+        plan.more = format!("fuse = {:?}", plan.place.text("volumes"));
+        let server = plan.start();
+        let file = |name: &str| open(&plan.place.path("volumes").join(name), 0);
+        let (a, b) = (file("a"), file("b"));
+        a.write_all_at(&noise(1, 70_000), 4096).expect("it is written");
+        b.write_all_at(&noise(2, 70_000), 4096).expect("it is written");
+        b.sync_all().expect("it is flushed");
+        plan.volumes.pop();
+        if !at_once {
+            plan.apply(&server);
+        }
+        plan.place.make("c", 16 * MIB);
+        plan.volumes.push(("c", "c", ""));
+        plan.cache = format!("path = {:?}\nsize = \"64MiB\"", plan.place.text("new.img"));
+        plan.apply(&server);
+        assert_eq!(listed(&plan), [".forebay", "a", "c"]);
+        let written = b.write_all_at(&noise(3, 70_000), 4096).and_then(|()| b.sync_all());
+        written.expect_err("its volume is gone");
+        a.write_all_at(&noise(4, 70_000), 4096).expect("this one is not");
+        a.sync_all().expect("it is flushed");
+        assert!(read(&mut plan.connect("c"), 4096, 70_000) == vec![0; 70_000]);
+        assert!(read(&mut plan.connect("a"), 4096, 70_000) == noise(4, 70_000));
+        drop((a, b));
+        server.stop(&[]);
+    }
+}
+
 /// The names in the mount.
 fn listed(plan: &Plan) -> Vec<String> {
     let entries = fs::read_dir(plan.place.path("volumes")).expect("it is mounted");

@@ -15,6 +15,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, bail};
+use forebay_block::VolumeId;
 use forebay_control::api::{PoolStatus, VolumeStatus};
 use forebay_control::config::FuseTransport;
 use forebay_control::{ControlError, PoolControl, exposition, text};
@@ -71,6 +72,17 @@ struct Note {
     request_bytes: u32,
     /// The kernel knows the files by their numbers.
     files: Vec<(u8, String, u64)>,
+    /// Numbers of files that are gone. A process may still have one open, so that its number must
+    /// not become another file's.
+    #[serde(default)]
+    gone: Vec<u8>,
+}
+
+impl Note {
+    /// All numbers of files so far.
+    fn numbers(&self) -> impl Iterator<Item = u8> {
+        self.files.iter().map(|&(number, ..)| number).chain(self.gone.iter().copied())
+    }
 }
 
 impl MountPoint {
@@ -203,6 +215,15 @@ pub fn prepare(place: &Path, kept: &mut Kept) -> anyhow::Result<Prepared> {
 }
 
 impl Prepared {
+    /// The ids that volumes have, or had, as files of a mount that is left, with their names; no
+    /// name if the volume is gone.
+    pub fn held_ids(&self) -> Option<Vec<(VolumeId, String)>> {
+        let Self::Left(NewMount { left: Some(note), .. }) = self else { return None };
+        let files = note.files.iter().map(|(id, name, _)| (VolumeId(*id), name.clone()));
+        let gone = note.gone.iter().map(|&id| (VolumeId(id), String::new()));
+        Some(files.chain(gone).collect())
+    }
+
     /// The directory.
     pub fn display(&self) -> std::path::Display<'_> {
         match self {
@@ -375,8 +396,9 @@ pub fn serve(
     let known = |(id, name, size)| KnownFile { id, name, size };
     let files = volumes.iter().map(|v| known((v.id.0, v.name.clone(), v.info.size)));
     let files: Vec<KnownFile> = files.collect();
-    let mut news = Vec::new();
+    let (mut news, mut gone) = (Vec::new(), Vec::new());
     if let Some(left) = left {
+        gone = left.numbers().filter(|id| files.iter().all(|file| file.id != *id)).collect();
         let left: Vec<KnownFile> = left.files.into_iter().map(known).collect();
         if !applied {
             check_same(&left, &files)?;
@@ -389,6 +411,7 @@ pub fn serve(
         version,
         request_bytes: REQUEST_BYTES,
         files: files.into_iter().map(|one| (one.id, one.name, one.size)).collect(),
+        gone,
     };
     let device_for_keeper = device.try_clone()?;
     let files = volumes.iter().zip(pool.registry().exports());

@@ -265,9 +265,9 @@ impl Serving {
         let place = config.server.fuse.as_deref();
         let place = place.map(|place| mount::prepare(place, &mut kept)).transpose()?;
         // A process may have a file of the mount open, which the kernel knows by its volume's id.
-        let ids_are_free = !matches!(place, Some(Prepared::Left(_)));
+        let held = place.as_ref().and_then(Prepared::held_ids);
         let lost = untold::take(&mut kept).context("the losses that the keeper holds")?;
-        let how = cache::Start { applied: applying, ids_are_free, came, lost: &lost };
+        let how = cache::Start { applied: applying, held: held.as_deref(), came, lost: &lost };
         let configured = config.clone();
         let mut config = config.clone();
         let (mut cache, mut plan, settings) = cache::open(args, &mut config, how)?;

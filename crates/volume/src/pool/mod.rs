@@ -134,7 +134,8 @@ pub struct OpenRequest<'a> {
     /// How a new pool is divided.
     pub division: Division,
     /// The ids that volumes of a new pool keep from the pool before it, by name: what the host
-    /// knows by a volume's id, such as the files of a mount, stays the same.
+    /// knows by a volume's id, such as the files of a mount, stays the same. Ids with other names
+    /// are not used.
     pub kept_ids: &'a [(VolumeId, String)],
     /// Whether to make a new pool regardless of the device's content.
     pub reset: bool,

@@ -126,8 +126,9 @@ fn is_absent(path: &Path) -> bool {
 pub struct Start<'a> {
     /// The configuration was applied.
     pub applied: Option<&'a Applying>,
-    /// Nobody knows the volumes by their ids yet: there is no mount of a server before.
-    pub ids_are_free: bool,
+    /// The ids by which the kernel knows the volumes of a mount of a server before, with their
+    /// names. `None` if there is no mount: nobody knows volumes by their ids.
+    pub held: Option<&'a [(VolumeId, String)]>,
     /// How the server comes to serve.
     pub came: Came,
     /// Identities of primaries that have lost completed writes, which no client has been told.
@@ -135,6 +136,18 @@ pub struct Start<'a> {
 }
 
 impl Start<'_> {
+    /// The ids that a new cache takes over by name. An id without a name is no volume's any more.
+    fn kept_ids(&self) -> Vec<(VolumeId, String)> {
+        let staying = self.applied.map_or(&[][..], |applied| &applied.ids);
+        let is_new = |id: VolumeId| staying.iter().all(|&(other, _)| other != id);
+        let held = self.held.into_iter().flatten().filter(|&&(id, _)| is_new(id));
+        // An applied configuration may use the name of a volume that it removes for another one.
+        let name =
+            |name: &String| if self.applied.is_some() { String::new() } else { name.clone() };
+        let held = held.map(|(id, of)| (*id, name(of)));
+        staying.iter().cloned().chain(held).collect()
+    }
+
     /// Whether the server before ended while it applied this configuration, which takes a new
     /// cache: the cache may still be the one before.
     fn is_after_interruption(&self) -> bool {
@@ -319,7 +332,7 @@ fn put_on_record(
         settings.store().map_err(no_state)?;
     }
     let uuid = opened.superblock.uuid;
-    for record in &opened.distrust {
+    if let Some(record) = &opened.distrust {
         store_witness(witness, record, uuid)?;
     }
     let discards = superblocks::write_all(&mut queue, opened, discards)?;
@@ -552,13 +565,14 @@ fn decide_on(
         _ => Vec::new(),
     };
     let forgotten = match newest {
-        Some(pool) if start.ids_are_free && pool.volumes.len() == VOLUMES_MAX => {
+        Some(pool) if start.held.is_none() && pool.volumes.len() == VOLUMES_MAX => {
             let mut read =
                 |offset: u64, bytes: &mut [u8]| read_at(queue, device_size, offset, bytes);
             offline::examine(&mut read, false).map_err(|error| anyhow!(error))?.forgotten()
         }
         _ => Vec::new(),
     };
+    let kept_ids = start.kept_ids();
     let there = pools.first().and_then(|superblock| u16::try_from(superblock.shards.len()).ok());
     let shards = config.server.shards.or(there).unwrap_or_else(shards_by_processors);
     let request = OpenRequest {
@@ -569,7 +583,7 @@ fn decide_on(
         witnesses: &witnesses,
         absent: &absent,
         division: wanted(config, shards),
-        kept_ids: start.applied.map_or(&[][..], |applied| &applied.ids),
+        kept_ids: &kept_ids,
         forgotten: &forgotten,
         reset,
         keeps_format: start.came == Came::TookOver,
