@@ -245,7 +245,7 @@ impl Clients {
     ) {
         for LeftClient { socket, input: received, agreed, unix, peer } in left {
             let way = if unix { Way::Unix } else { Way::Tcp };
-            let Ok((thread, seat)) = self.places.take(way, true) else {
+            let Some((thread, seat)) = self.places.take_over(way) else {
                 tracing::warn!(peer, "there is no place for a client of the server before");
                 continue;
             };

@@ -3,8 +3,7 @@
 //! Invariants: as long as there is a Unix socket to connect to, TCP clients leave a part of the
 //! places to its clients. TCP clients that have not chosen a volume yet leave a part of TCP's
 //! places to the others. A client without a place never takes one; it is told the reason, unless
-//! too many are being told already.
-//! takes a place.
+//! too many are being told already. A client of a server before has had a place, and keeps one.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -131,15 +130,35 @@ impl Places {
             self.refused.fetch_add(1, Ordering::Relaxed);
             return Err(full);
         }
-        let load = |at: &usize| self.by_thread[*at].load(Ordering::Relaxed);
-        let thread = (0..self.by_thread.len()).min_by_key(load).expect("there are threads");
-        self.by_thread[thread].fetch_add(1, Ordering::Relaxed);
+        let thread = self.take_on_a_thread();
         if way == Way::Unix {
             return Ok((thread, Seat::Unix));
         }
         self.tcp.fetch_add(1, Ordering::Relaxed);
         self.newcomers.fetch_add(1, Ordering::Relaxed);
         Ok((thread, Seat::Newcomer))
+    }
+
+    /// Takes a place for a client of a server before, which has chosen a volume there, even if the
+    /// limit is lower now or others came first. `None` if there are as many as a server can have.
+    pub fn take_over(&self, way: Way) -> Option<(usize, Seat)> {
+        if self.connected() >= CLIENTS_MAX {
+            return None;
+        }
+        let thread = self.take_on_a_thread();
+        if way == Way::Unix {
+            return Some((thread, Seat::Unix));
+        }
+        self.tcp.fetch_add(1, Ordering::Relaxed);
+        Some((thread, Seat::Tcp))
+    }
+
+    /// Counts a client on the thread with the fewest.
+    fn take_on_a_thread(&self) -> usize {
+        let load = |at: &usize| self.by_thread[*at].load(Ordering::Relaxed);
+        let thread = (0..self.by_thread.len()).min_by_key(load).expect("there are threads");
+        self.by_thread[thread].fetch_add(1, Ordering::Relaxed);
+        thread
     }
 
     fn is_full_for(&self, way: Way, unix: bool) -> Option<Full> {
@@ -213,6 +232,18 @@ impl Refusals {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clients_of_a_server_before_keep_their_places() {
+        let places = Places::new(2, 4);
+        let newcomer = places.take(Way::Tcp, true).expect("the first");
+        let seats: Vec<_> = (0..4).map(|_| places.take_over(Way::Tcp).expect("a place")).collect();
+        assert!(seats.iter().all(|&(_, seat)| seat == Seat::Tcp));
+        assert_eq!((places.connected(), places.take(Way::Unix, true)), (5, Err(Full::All)));
+        seats.into_iter().chain([newcomer]).for_each(|(at, seat)| places.release(at, seat));
+        assert_eq!(places.connected(), 0);
+        places.take(Way::Tcp, true).expect("no newcomer is left");
+    }
 
     #[test]
     fn tcp_leaves_places_to_unix_sockets() {

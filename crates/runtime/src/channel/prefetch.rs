@@ -82,6 +82,8 @@ pub struct Prefetch {
     rests_until: Instant,
     /// Requests in a row that found no room.
     in_vain: u32,
+    /// No further request begins.
+    over: bool,
 }
 
 impl Prefetch {
@@ -105,6 +107,7 @@ impl Prefetch {
             parked: None,
             rests_until: Instant::default(),
             in_vain: 0,
+            over: false,
         }
     }
 
@@ -139,7 +142,7 @@ impl Prefetch {
         if self.in_vain > VAIN_MAX {
             return self.fail(error);
         }
-        if !self.progress.cancelled.load(Ordering::Relaxed) {
+        if !self.over {
             self.next.push_front(range);
         }
         self.rests_until = self.clock.now() + PAUSE;
@@ -152,7 +155,9 @@ impl Prefetch {
     }
 
     /// Asks for nothing more.
+    /// Begins no further request.
     fn end(&mut self) {
+        self.over = true;
         self.next.clear();
         self.rest = Box::new(iter::empty());
     }
