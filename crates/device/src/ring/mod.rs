@@ -48,7 +48,7 @@ const ENTRIES_MAX: u32 = 4096;
 /// How long dropping a ring waits for operations in flight.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
 /// Set-ups to try, best first.
-const SETUPS: [Setup; 3] = [Setup::Deferred, Setup::Cooperative, Setup::Plain];
+const SETUPS: [Setup; 2] = [Setup::Deferred, Setup::Cooperative];
 /// User data of operations whose completion is ignored.
 const NOBODY: u64 = u64::MAX;
 
@@ -57,10 +57,9 @@ const NOBODY: u64 = u64::MAX;
 pub enum Setup {
     /// Single issuer with deferred task run (Linux 6.1).
     Deferred,
-    /// Cooperative task run (Linux 5.19).
+    /// Cooperative task run (Linux 5.19). Older kernels also lack an accept that goes on, and the
+    /// cancellation of all operations of a file.
     Cooperative,
-    /// Neither.
-    Plain,
 }
 
 /// One thread's io_uring. Not `Send`: it is created on the thread that uses it.
@@ -144,11 +143,11 @@ impl Ring {
         let (uring, setup) = built.map_err(|refusal| explained(&refusal))?;
         let params = uring.params();
         if !params.is_feature_nodrop() || !params.is_feature_ext_arg() {
-            return Err(io::Error::other("io_uring of this kernel is too old: 5.11 is needed"));
+            return Err(explained(&Errno::INVAL.into()));
         }
         let limit = params.cq_entries() as usize;
         let files = file_limit();
-        register_files(&uring.submitter(), files)?;
+        uring.submitter().register_files_sparse(files)?;
         let arena = arena.and_then(|arena| register_arena(&uring.submitter(), arena));
         let (alarm, waker) = Alarm::new()?;
         let core = Core {
@@ -515,7 +514,8 @@ impl fmt::Debug for Ring {
 /// The reason that there is no ring, with advice.
 fn explained(refusal: &io::Error) -> io::Error {
     let advice = match Errno::from_io_error(refusal) {
-        Some(Errno::NOSYS) => "this kernel has none; Linux 5.11 or later is needed",
+        Some(Errno::NOSYS) => "this kernel has none; Linux 5.19 or later is needed",
+        Some(Errno::INVAL) => "that of this kernel is too old; Linux 5.19 or later is needed",
         Some(Errno::PERM | Errno::ACCESS) => {
             "this process may not use it; see the sysctl kernel.io_uring_disabled, and the \
              seccomp profile if in a container"
@@ -530,13 +530,6 @@ fn explained(refusal: &io::Error) -> io::Error {
 fn file_limit() -> u32 {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.and_then(|n| u32::try_from(n).ok()).map_or(FILES_MAX, |n| n.min(FILES_MAX))
-}
-
-fn register_files(submitter: &Submitter<'_>, count: u32) -> io::Result<()> {
-    if submitter.register_files_sparse(count).is_ok() {
-        return Ok(());
-    }
-    submitter.register_files(&vec![-1; count as usize])
 }
 
 /// Registers the arena's memory. Without it (because of a limit on locked memory) plain reads and

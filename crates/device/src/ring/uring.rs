@@ -138,7 +138,6 @@ fn build<S: EntryMarker>(entries: u32, setup: Setup) -> io::Result<IoUring<S>> {
     match setup {
         Setup::Deferred => builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all(),
         Setup::Cooperative => builder.setup_coop_taskrun().setup_submit_all(),
-        Setup::Plain => &mut builder,
     };
     builder.build(entries)
 }

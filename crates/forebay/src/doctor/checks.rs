@@ -6,7 +6,7 @@ use std::process::Command;
 use super::{Facts, Finding, unwise, wrong};
 
 /// The oldest kernel on which the server runs.
-const KERNEL: (u32, u32) = (5, 11);
+const KERNEL: (u32, u32) = (5, 19);
 /// The first kernel that sends requests of a FUSE mount again.
 const RESENDS: (u32, u32) = (6, 9);
 
