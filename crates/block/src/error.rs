@@ -81,13 +81,14 @@ impl IoError {
     #[must_use]
     pub fn from_errno(errno: i32) -> Self {
         let kind = match errno {
-            28 | 122 => ErrorKind::NoSpace,             // ENOSPC, EDQUOT
-            22 => ErrorKind::OutOfRange,                // EINVAL
-            95 | 25 => ErrorKind::Unsupported,          // EOPNOTSUPP, ENOTTY
-            1 | 13 | 30 => ErrorKind::ReadOnly,         // EPERM, EACCES, EROFS
-            6 | 19 | 32 | 104 => ErrorKind::DeviceGone, // ENXIO, ENODEV, EPIPE, ECONNRESET
-            62 | 110 => ErrorKind::Timeout,             // ETIME, ETIMEDOUT
-            108 => ErrorKind::ShuttingDown,             // ESHUTDOWN
+            28 | 122 => ErrorKind::NoSpace,     // ENOSPC, EDQUOT
+            22 => ErrorKind::OutOfRange,        // EINVAL
+            95 | 25 => ErrorKind::Unsupported,  // EOPNOTSUPP, ENOTTY
+            1 | 13 | 30 => ErrorKind::ReadOnly, // EPERM, EACCES, EROFS
+            // ENXIO, ENODEV, EPIPE, ENOLINK (a path to a disk is lost), ECONNRESET
+            6 | 19 | 32 | 67 | 104 => ErrorKind::DeviceGone,
+            62 | 110 => ErrorKind::Timeout, // ETIME, ETIMEDOUT
+            108 => ErrorKind::ShuttingDown, // ESHUTDOWN
             _ => ErrorKind::Media,
         };
         Self::with_source(kind, std::io::Error::from_raw_os_error(errno))

@@ -14,6 +14,7 @@ use forebay_block::{Endpoint, Instant, Io, Outbox, SLICE, Session, VolumeId};
 use forebay_device::{Client, Done, Op, Payload, RingFile, has_hung_up, untaken};
 use forebay_policy::{RequestRules, RuleSet, Sender};
 use forebay_volume::Done as Finished;
+use rustix::net::{Shutdown, shutdown};
 
 use crate::memory::{Grant, Memory, Ticket};
 use crate::message::{ClientStats, Served};
@@ -531,6 +532,10 @@ impl Connection {
 
     /// Drops the connection, even with replies unsent.
     pub fn close(&mut self) {
+        if let Some(socket) = &self.socket {
+            // The ring's table may keep the socket for longer than this (Linux before 6.13).
+            let _ = shutdown(socket, Shutdown::Both);
+        }
         self.file = None;
         self.socket = None;
         self.out.bytes.clear();
@@ -596,9 +601,10 @@ impl Connection {
         .flatten()
     }
 
-    /// Whether no request is in flight and no answer is unsent.
+    /// Whether no request is in flight or waits for memory, and no answer is unsent.
     fn is_idle(&self) -> bool {
-        !self.ended && !self.sending && self.session.in_flight() == 0 && self.parked.is_empty()
+        let waits = self.ticket.is_some() || !self.parked.is_empty();
+        !self.ended && !self.sending && self.session.in_flight() == 0 && !waits
     }
 
     /// Starts the next receive and send if they are due; closes the connection when everything is

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_linger, set_socket_timeout, set_tcp_user_timeout};
-use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
+use rustix::net::{RecvFlags, Shutdown, connect_unspec, recv, shutdown};
 
 use super::Shared;
 use super::handshake::Connection;
@@ -147,6 +147,9 @@ impl State {
             }
         }
         give_up(&socket);
+        // Resets the connection and drops its unsent data even while a ring's table still has the
+        // socket: before Linux 6.13 the table keeps it until older requests have ended.
+        let _ = connect_unspec(&socket);
         let _ = shutdown(&socket, Shutdown::Both);
         drop(socket);
         has_hung_up || parting.patience.is_zero()

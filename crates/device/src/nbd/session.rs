@@ -461,7 +461,12 @@ impl Session {
         }
         let job = self.jobs.remove(index).expect("a job is finished once");
         self.answered = self.answered.max(job.at_work);
-        let result = job.error.map_or(Ok(()), |error| Err(IoError::from_errno(error.0 as i32)));
+        let result = match job.error {
+            None => Ok(()),
+            // It is the server that goes away, not this one.
+            Some(NbdError::ESHUTDOWN) => Err(ErrorKind::DeviceGone.into()),
+            Some(error) => Err(IoError::from_errno(error.0 as i32)),
+        };
         done.push(job.io.complete(result));
     }
 
