@@ -290,6 +290,11 @@ fn chosen(
             args.to.len()
         );
     }
+    if let Some((_, name)) =
+        wanted.iter().enumerate().find(|(at, name)| wanted[..*at].contains(name))
+    {
+        bail!("volume {name} is given twice; salvage it once for each destination");
+    }
     let mut saved = Vec::new();
     for (name, uri) in wanted.into_iter().zip(&args.to) {
         let record = superblock.volumes.iter().find(|record| record.name == name);
@@ -327,6 +332,8 @@ fn target(
     if let Err(why) = pool::rejoin(record, &spec, witness) {
         overrule(args, uri, &why)?;
     }
+    // A server may have been killed just before.
+    device.await_stragglers();
     let queue = Blocking::open(&*device).with_context(|| format!("volume {name}"))?;
     Ok(Saved { record: record.clone(), primary: Some((device, queue)), bytes: 0 })
 }
