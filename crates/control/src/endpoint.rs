@@ -5,9 +5,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::access::SocketAccess;
+use crate::access::{SocketAccess, SocketMode};
 use crate::config::TlsPolicy;
-use crate::settings::parse_named;
+use crate::settings::{Value, parse_named};
 
 /// Settings that may follow the address, for messages.
 const SETTINGS: &str = "tls=POLICY, and for Unix sockets mode=0660, owner=NAME, group=NAME";
@@ -77,6 +77,18 @@ impl FromStr for Listen {
     }
 }
 
+/// The text from which it can be read again.
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { at, tls, access: SocketAccess { mode, owner, group } } = self;
+        write!(f, "{at}")?;
+        tls.map_or(Ok(()), |tls| write!(f, ",tls={}", Value::text(&tls)))?;
+        mode.map_or(Ok(()), |SocketMode(mode)| write!(f, ",mode={mode:04o}"))?;
+        owner.as_ref().map_or(Ok(()), |owner| write!(f, ",owner={owner}"))?;
+        group.as_ref().map_or(Ok(()), |group| write!(f, ",group={group}"))
+    }
+}
+
 impl FromStr for Place {
     type Err = String;
 
@@ -134,6 +146,18 @@ mod tests {
         for (text, word) in refused {
             let message = read(text).expect_err(text);
             assert!(message.contains(word) && message.contains(text), "{message}");
+        }
+    }
+
+    #[test]
+    fn an_endpoint_is_written_as_it_is_read() {
+        for text in [
+            "tcp:0.0.0.0:10809",
+            "tcp:[::1]:1,tls=required",
+            "unix:/run/a.sock",
+            "unix:/run/a.sock,tls=allowed,mode=0660,owner=db,group=12",
+        ] {
+            assert_eq!(text.parse::<Listen>().expect("it is right").to_string(), text);
         }
     }
 

@@ -140,10 +140,16 @@ impl Listener {
         }
     }
 
-    /// From now on the file of a Unix socket goes with the listener, if it is still there.
+    /// From now on the file of a Unix socket goes with the listener, if it is still there. It gets
+    /// the listener's permissions, which may be others than those of the server before.
     pub fn own_file(&mut self) {
-        if let Address::Unix { path, .. } = &self.address {
+        if let Address::Unix { path, access } = &self.address {
             self.file = file_at(path);
+            if self.file.is_some()
+                && let Err(error) = access.apply(path)
+            {
+                tracing::warn!(path = %path.display(), %error, "a socket keeps its permissions");
+            }
         }
     }
 

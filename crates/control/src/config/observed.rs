@@ -41,7 +41,7 @@ impl FromStr for WebListen {
 
 impl fmt::Display for WebListen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.at.fmt(f)
+        self.0.fmt(f)
     }
 }
 

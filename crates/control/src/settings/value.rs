@@ -321,7 +321,11 @@ impl Field for Vec<String> {
     }
 
     fn text(&self) -> Option<String> {
-        (!self.is_empty()).then(|| self.join(" "))
+        let quoted = |item: &String| match item.contains(|c: char| c.is_whitespace() || c == '"') {
+            true => format!("{item:?}"),
+            false => item.clone(),
+        };
+        (!self.is_empty()).then(|| self.iter().map(quoted).collect::<Vec<_>>().join(" "))
     }
 }
 
@@ -337,7 +341,7 @@ impl Field for Vec<Listen> {
     }
 
     fn text(&self) -> Option<String> {
-        let all: Vec<String> = self.iter().map(|listen| listen.at.to_string()).collect();
+        let all: Vec<String> = self.iter().map(Listen::to_string).collect();
         (!all.is_empty()).then(|| all.join(" "))
     }
 }

@@ -182,7 +182,7 @@ fn mounting(place: &Path) -> anyhow::Result<String> {
     let program = program.display();
     Ok(format!(
         "# Written by `forebay setup`.\n[Service]\nExecStart=\n\
-         ExecStart={program} attach %I --mount {}\n",
+         ExecStart={program} attach %i --mount {}\n",
         escaped(place)
     ))
 }
