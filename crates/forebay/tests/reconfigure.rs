@@ -514,6 +514,13 @@ fn what_cannot_be_served_leaves_everything_as_it_was() {
     let said = plan.refused(&server);
     assert!(said.contains("foreign: it is not empty"), "{said}");
     assert!(fs::read(plan.place.path("foreign")).expect("it is there") == noise(3, 32 << 20));
+    // A new cache could not tell whether the primary holds the same data.
+    plan.cache = format!("path = {:?}\nsize = \"64MiB\"", plan.place.text("new.img"));
+    plan.place.make("else", 16 * MIB);
+    plan.volumes[0].1 = "else";
+    let said = plan.refused(&server);
+    assert!(said.contains("volume a gets another primary, and the cache is replaced"), "{said}");
+    plan.volumes.clone_from(&good);
     plan.cache.clone_from(&cache);
     plan.volumes[0].0 = "renamed";
     let other = plan.place.text("other.toml");

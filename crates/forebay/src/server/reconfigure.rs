@@ -134,7 +134,37 @@ impl Reconfiguration {
             let what = "the requests of the mount cannot be handed over".to_owned();
             return Err(conflict(what, "see the log for the reason; restart the server"));
         }
+        self.check_primaries(&wanted.config, differences, matches!(way, Way::NewCache))?;
         self.check_attached(differences)
+    }
+
+    /// Checks that no volume gets another primary together with a `new_cache`, which knows nothing
+    /// of what the primary before held, or under a disk by ublk, whose requests name it.
+    fn check_primaries(
+        &self,
+        wanted: &Config,
+        differences: &Differences,
+        new_cache: bool,
+    ) -> Result<(), ControlError> {
+        let in_force = locked(&self.in_force);
+        for volume in &wanted.volumes {
+            let place = differences.before(&volume.name).and_then(|name| self.place(name));
+            let Some(place) = place else { continue };
+            if location(&in_force.volumes[place].primary) == location(&volume.primary) {
+                continue;
+            }
+            let name = &volume.name;
+            if new_cache {
+                let what = format!("volume {name} gets another primary, and the cache is replaced");
+                return Err(conflict(what, "apply one after the other; nothing was changed"));
+            }
+            if let Some(device) = self.disks.device(place) {
+                let what =
+                    format!("volume {name} gets another primary, and is attached as {device}");
+                return Err(conflict(what, "detach it first; nothing was changed"));
+            }
+        }
+        Ok(())
     }
 
     /// Checks that no volume is attached as a disk that cannot follow.

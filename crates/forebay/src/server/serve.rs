@@ -93,7 +93,12 @@ pub fn run(mut args: ServeArgs) -> anyhow::Result<()> {
         tracing::warn!(%error, "standard output does not take the line `ready`");
     }
     process::notify(NotifyState::Ready);
-    runtime.block_on(serving.until_stopped(&mut signals))
+    let ended = runtime.block_on(serving.until_stopped(&mut signals));
+    if ended.is_err() {
+        // A second signal does not wait for what the first one began.
+        runtime.shutdown_background();
+    }
+    ended
 }
 
 /// Checks whether this program can take over from the server that serves, and waits until it may.
