@@ -537,8 +537,10 @@ impl Engine {
             || self.requests.has_unlocked()
             || self.detach.goes_on(&self.cache)
             || self.cache.form.has_given_up();
-        let reclaims = self.reclaim.is_sorting() || self.reclaim.leaves_more();
-        if makes_room && reclaims || works && goes_on {
+        let frees = self.reclaim.is_sorting()
+            || self.reclaim.leaves_more()
+            || self.cache.store.exists() && self.cache.frees_more();
+        if makes_room && frees || works && goes_on {
             deadline = deadline.min(self.cache.now);
         }
         if self.cache.store.exists() && self.reclaim.is_busy() {

@@ -86,6 +86,8 @@ pub const EVICT_SAMPLE: usize = 24;
 pub const OWN_SCANNED_MAX: u64 = 4096;
 /// Units evicted in one turn, by length of their slots, and of each volume above its limit.
 pub const EVICTIONS_MAX: usize = step(32);
+/// Pages of the store that become free in one turn.
+pub const PAGES_FREED_MAX: usize = step(1024);
 /// Units that one flush makes durable, if more are coming.
 pub const UNITS_FLUSHED: usize = 64;
 /// Entries and pages of a record that waits for a client's write to share it, if nothing waits for

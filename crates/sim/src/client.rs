@@ -19,7 +19,7 @@ use crate::world::{Failure, World};
 const ALIKE_PERCENT: u64 = 60;
 
 /// Longest time of a request without a fault, where no disk has slow requests.
-const DELAY_MAX: u64 = SECOND / 2;
+const DELAY_MAX: u64 = SECOND / 4 * 3;
 /// Added to it while another volume's primary has a fault: the log may fill with its blocks.
 const DELAY_BESIDE_FAULT: u64 = 2 * SECOND;
 /// The slow requests to a disk for which it may wait in addition, where there are some.

@@ -11,7 +11,7 @@ use crate::cache::Cache;
 use crate::contents::Place;
 use crate::form::Copied;
 use crate::key::Key;
-use crate::limits::{ENTRIES_HELD, PAGES_HELD, WRITE_TRIES};
+use crate::limits::{ENTRIES_HELD, PAGES_FREED_MAX, PAGES_HELD, WRITE_TRIES};
 use crate::log::builder::{Expect, Stored};
 use crate::note::Note;
 use crate::slab::Id;
@@ -281,9 +281,15 @@ impl Cache {
         }
     }
 
-    /// Frees the pages whose last use ended durably.
+    /// Whether pages can be freed at once: the last turn has freed as many as it may.
+    pub(crate) fn frees_more(&self) -> bool {
+        self.store.has_next_free(self.log.durable()) && !self.contents.is_loading()
+    }
+
+    /// Frees pages whose last use ended durably.
     fn free_pages(&mut self) {
-        while let Some(page) = self.store.next_free(self.log.durable()) {
+        for _ in 0..PAGES_FREED_MAX {
+            let Some(page) = self.store.next_free(self.log.durable()) else { break };
             let pages = self.contents.pages();
             if pages.end_freed(page) {
                 self.store.note_free(page, self.contents.pages());

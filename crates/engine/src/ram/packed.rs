@@ -74,8 +74,8 @@ impl Packed {
     pub fn keys_from(&self, from: u64, most: usize) -> Option<(Vec<Key>, u64)> {
         let skipped = from.saturating_sub(self.first) as usize;
         let end = (skipped + most).min(self.entries.len());
-        let numbers = self.first..;
-        let known = numbers.zip(&self.entries).take(end).skip(skipped);
+        let from = skipped.min(end);
+        let known = (self.first + from as u64..).zip(self.entries.range(from..end));
         let known = known.filter(|(number, entry)| self.known.get(&entry.key) == Some(number));
         let keys = known.map(|(_, entry)| entry.key).collect();
         (skipped < end).then(|| (keys, self.first + end as u64))

@@ -340,6 +340,11 @@ impl Store {
         self.freeing.pop_front_if(|(lsn, _)| *lsn <= durable).map(|(_, page)| page)
     }
 
+    /// Whether [`Store::next_free`] has a page.
+    pub fn has_next_free(&self, durable: Lsn) -> bool {
+        self.freeing.front().is_some_and(|&(lsn, _)| lsn <= durable)
+    }
+
     /// The record that must be durable before all freed pages are free.
     pub fn freed_by(&self) -> Option<Lsn> {
         self.freeing.back().map(|&(lsn, _)| lsn)
