@@ -287,6 +287,11 @@ mod held {
             let until = Instant::now() + self.limit;
             self.idle.as_mut().reset(until);
         }
+
+        /// Waits for bytes to come or go, or fails when none have for too long.
+        fn wait<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+            self.idle.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+        }
     }
 
     impl AsyncRead for Held {
@@ -300,7 +305,7 @@ mod held {
                 self.is_used();
                 return read;
             }
-            self.idle.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+            self.wait(context)
         }
     }
 
@@ -313,8 +318,9 @@ mod held {
             let written = Pin::new(&mut self.stream).poll_write(context, bytes);
             if written.is_ready() {
                 self.is_used();
+                return written;
             }
-            written
+            self.wait(context)
         }
 
         fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -368,6 +374,30 @@ mod held {
                 assert!(began.elapsed() >= Duration::from_millis(700));
                 drop(held);
                 assert_eq!(places.available_permits(), 1);
+            });
+        }
+
+        /// Clients that sent requests and took no answer kept all places.
+        #[test]
+        fn a_connection_that_takes_nothing_ends() {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(async {
+                let places = Arc::new(Semaphore::new(1));
+                let place = Arc::clone(&places).acquire_owned().await.expect("it is free");
+                let pair = std::os::unix::net::UnixStream::pair();
+                let (_client, server) = pair.expect("two sockets");
+                server.set_nonblocking(true).expect("it is a socket");
+                let server = UnixStream::from_std(server).expect("it is a socket");
+                let mut held = Held::new(server, Duration::from_millis(100), place);
+                let error = loop {
+                    let bytes = [7; 4096];
+                    let write =
+                        |context: &mut Context<'_>| Pin::new(&mut held).poll_write(context, &bytes);
+                    if let Err(error) = poll_fn(write).await {
+                        break error;
+                    }
+                };
+                assert_eq!(error.kind(), io::ErrorKind::TimedOut);
             });
         }
     }

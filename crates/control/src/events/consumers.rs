@@ -136,8 +136,9 @@ fn run(words: &[String], event: &Event) -> Result<(), String> {
         .spawn();
     let mut child = child.map_err(failed)?;
     if let Some(mut input) = child.stdin.take() {
-        // An event fits into a pipe, so this does not wait; a command may ignore it.
-        let _ = input.write_all(&json(event)?);
+        let bytes = json(event)?;
+        // A command may ignore it, and a long event does not fit into a pipe.
+        std::thread::spawn(move || drop(input.write_all(&bytes)));
     }
     let ended = wait(&mut child).map_err(failed);
     if !matches!(ended, Ok(Some(_))) {

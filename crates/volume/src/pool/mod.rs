@@ -409,7 +409,8 @@ fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Ope
     });
     // A witness of an earlier start comes from a crash between writing the superblock and the
     // witness.
-    let witness = witness.filter(|witness| witness.epoch == old.epoch);
+    let is_outdated = witness.is_some_and(|witness| witness.epoch != old.epoch);
+    let witness = witness.filter(|_| !is_outdated);
     if trust == Trust::Nothing {
         let note =
             "the cache was given up, and its primaries are written without it: it is made again";
@@ -423,6 +424,10 @@ fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Ope
     for spec in request.volumes {
         match record_of(&old.volumes, request.volumes, spec) {
             Some(at) => {
+                if is_outdated {
+                    // It does not tell whether another pool has had the primary since.
+                    check_holder(request, spec, Some(&old))?;
+                }
                 let record = &mut volumes[at];
                 match judge(record, spec, witness)? {
                     Standing::Sound => {}
@@ -438,7 +443,7 @@ fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Ope
                 ids.push(record.id);
             }
             None => {
-                check_holder(request, spec)?;
+                check_holder(request, spec, None)?;
                 ids.push(add_volume(&mut volumes, spec, &[])?);
             }
         }
@@ -551,9 +556,14 @@ pub fn check_geometry(pool: &Superblock) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Refuses to add a volume whose dirty blocks another pool may have.
-fn check_holder(request: &OpenRequest, spec: &VolumeSpec) -> Result<(), Refusal> {
-    if let Some(other) = holder(request, spec) {
+/// Refuses a volume whose dirty blocks another pool may have; `own` is the pool itself, if it has
+/// the volume.
+fn check_holder(
+    request: &OpenRequest,
+    spec: &VolumeSpec,
+    own: Option<&Superblock>,
+) -> Result<(), Refusal> {
+    if let Some(other) = holder(request, spec, own.map(|own| own.uuid)) {
         return refuse(format!(
             "volume {}: primary {} was last served with another cache, {:032x}, which \
              may have the newest version of its blocks; use and drain that one; if it \
@@ -566,9 +576,13 @@ fn check_holder(request: &OpenRequest, spec: &VolumeSpec) -> Result<(), Refusal>
     Ok(())
 }
 
-/// The pool that may have dirty blocks of a primary, according to the witnesses.
-fn holder<'a>(request: &OpenRequest<'a>, spec: &VolumeSpec) -> Option<&'a Witness> {
-    let mut all = request.witnesses.iter();
+/// The pool other than `own` that may have dirty blocks of a primary, according to the witnesses.
+fn holder<'a>(
+    request: &OpenRequest<'a>,
+    spec: &VolumeSpec,
+    own: Option<[u8; 16]>,
+) -> Option<&'a Witness> {
+    let mut all = request.witnesses.iter().filter(|one| Some(one.uuid) != own);
     all.find(|one| one.dirty && one.trust != Trust::Nothing && one.names_primary(spec))
 }
 
@@ -623,7 +637,7 @@ fn add_volume(
 /// Makes a new pool; with `forced`, even if another one may have dirty blocks of a primary.
 fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<Opened, Refusal> {
     for spec in request.volumes {
-        let Some(other) = holder(request, spec) else { continue };
+        let Some(other) = holder(request, spec, None) else { continue };
         let uuid = u128::from_be_bytes(other.uuid);
         if !forced {
             return refuse(format!(

@@ -302,6 +302,16 @@ fn a_cache_whose_primary_was_served_with_another_is_refused() {
     assert!(why(open_with(1, &["file:/b"], None)).contains("another cache since"));
     assert!(open_with(1, &[], Some(7)).is_ok(), "the content is what it was");
     assert!(open_with(0, &[], None).is_ok(), "a crash between superblock and witness");
+    // After such a crash another cache had the primary.
+    let own = |uuid, dirty| {
+        let primaries = Some(vec!["file:/a".to_owned()]);
+        Witness { uuid, epoch: 0, trust: Trust::Full, dirty, primaries }
+    };
+    for dirty in [false, true] {
+        let both = [own(old.uuid, true), own([5; 16], dirty)];
+        let found = open(&request([&copy, BLANK], &volumes, &both));
+        assert_eq!(found.is_err(), dirty, "{:?}", found.err());
+    }
 }
 
 #[test]
