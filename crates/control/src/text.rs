@@ -99,6 +99,7 @@ fn settings(settings: &[SettingStatus]) -> String {
         }
         out += &format!(" {}={}", setting.name, setting.value);
         if let Some(configured) = &setting.configured {
+            let configured = if configured.is_empty() { "none" } else { configured };
             out += &format!(" (set; configured {configured})");
         }
     }

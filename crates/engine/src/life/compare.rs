@@ -24,7 +24,7 @@ use crate::form::AssociateOwner;
 use crate::form::decode;
 use crate::key::Key;
 use crate::life::purge::Purge;
-use crate::limits::step;
+use crate::limits::{INVALIDATED_MAX, step};
 use crate::log::builder::Expect;
 use crate::log::read::{Reader, SegmentRead};
 use crate::ticket::Ticket;
@@ -409,6 +409,12 @@ impl Compare {
             };
             while rest.next_if(|key| follows(key, count, &cache.locks)).is_some() {
                 count += 1;
+            }
+            // All blocks of a record leave the cache when it is closed.
+            let builder = cache.log.builder_ref();
+            let is_full = builder.blocks() + u64::from(count) > INVALIDATED_MAX;
+            if !builder.is_empty() && is_full && !cache.close_record(fx) {
+                return false;
             }
             let kind = EntryKind::Invalidate;
             if !cache.push_bare(fx, first, count, kind, false, Expect::Always) {
