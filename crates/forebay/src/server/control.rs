@@ -474,7 +474,7 @@ impl PoolControl for Running {
                 None
             }
             Way::HandOver | Way::NewCache => {
-                self.reconfiguration.check(wanted, &differences, &way)?;
+                self.reconfiguration.check(&in_force, wanted, &differences, &way)?;
                 let begin = || self.reconfiguration.begin(wanted, &differences, &way);
                 (!dry_run).then(begin).transpose()?
             }

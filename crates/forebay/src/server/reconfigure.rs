@@ -110,12 +110,14 @@ impl Reconfiguration {
         grown.collect()
     }
 
-    /// Checks whether this server can hand over to itself for these differences.
+    /// Checks whether this server, whose configuration is `in_force`, can hand over to itself for
+    /// these differences.
     ///
     /// # Errors
     /// What hinders it.
     pub fn check(
         &self,
+        in_force: &Config,
         wanted: &Wanted,
         differences: &Differences,
         way: &Way,
@@ -134,7 +136,8 @@ impl Reconfiguration {
             let what = "the requests of the mount cannot be handed over".to_owned();
             return Err(conflict(what, "see the log for the reason; restart the server"));
         }
-        self.check_primaries(&wanted.config, differences, matches!(way, Way::NewCache))?;
+        let new_cache = matches!(way, Way::NewCache);
+        self.check_primaries((in_force, &wanted.config), differences, new_cache)?;
         self.check_attached(differences)
     }
 
@@ -142,11 +145,10 @@ impl Reconfiguration {
     /// of what the primary before held, or under a disk by ublk, whose requests name it.
     fn check_primaries(
         &self,
-        wanted: &Config,
+        (in_force, wanted): (&Config, &Config),
         differences: &Differences,
         new_cache: bool,
     ) -> Result<(), ControlError> {
-        let in_force = locked(&self.in_force);
         for volume in &wanted.volumes {
             let place = differences.before(&volume.name).and_then(|name| self.place(name));
             let Some(place) = place else { continue };
