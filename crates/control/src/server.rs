@@ -345,6 +345,17 @@ mod held {
 
         use super::*;
 
+        /// A connection with this limit, its client, and the places, of which it has the only one.
+        async fn held(limit: Duration) -> (Held, std::os::unix::net::UnixStream, Arc<Semaphore>) {
+            let places = Arc::new(Semaphore::new(1));
+            let place = Arc::clone(&places).acquire_owned().await.expect("it is free");
+            let pair = std::os::unix::net::UnixStream::pair();
+            let (client, server) = pair.expect("two sockets");
+            server.set_nonblocking(true).expect("it is a socket");
+            let server = UnixStream::from_std(server).expect("it is a socket");
+            (Held::new(server, limit, place), client, places)
+        }
+
         async fn read(held: &mut Held) -> io::Result<()> {
             let mut byte = [0];
             let mut buf = ReadBuf::new(&mut byte);
@@ -356,13 +367,7 @@ mod held {
         fn an_idle_connection_ends_and_gives_its_place_back() {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.expect("a runtime").block_on(async {
-                let places = Arc::new(Semaphore::new(1));
-                let place = Arc::clone(&places).acquire_owned().await.expect("it is free");
-                let pair = std::os::unix::net::UnixStream::pair();
-                let (mut client, server) = pair.expect("two sockets");
-                server.set_nonblocking(true).expect("it is a socket");
-                let server = UnixStream::from_std(server).expect("it is a socket");
-                let mut held = Held::new(server, Duration::from_millis(300), place);
+                let (mut held, mut client, places) = held(Duration::from_millis(300)).await;
                 let began = Instant::now();
                 for _ in 0..4 {
                     sleep(Duration::from_millis(100)).await;
@@ -382,13 +387,7 @@ mod held {
         fn a_connection_that_takes_nothing_ends() {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.expect("a runtime").block_on(async {
-                let places = Arc::new(Semaphore::new(1));
-                let place = Arc::clone(&places).acquire_owned().await.expect("it is free");
-                let pair = std::os::unix::net::UnixStream::pair();
-                let (_client, server) = pair.expect("two sockets");
-                server.set_nonblocking(true).expect("it is a socket");
-                let server = UnixStream::from_std(server).expect("it is a socket");
-                let mut held = Held::new(server, Duration::from_millis(100), place);
+                let (mut held, _client, _places) = held(Duration::from_millis(100)).await;
                 let error = loop {
                     let bytes = [7; 4096];
                     let write =

@@ -130,35 +130,32 @@ impl Places {
             self.refused.fetch_add(1, Ordering::Relaxed);
             return Err(full);
         }
-        let thread = self.take_on_a_thread();
-        if way == Way::Unix {
-            return Ok((thread, Seat::Unix));
+        let (thread, mut seat) = self.count(way);
+        if seat == Seat::Tcp {
+            self.newcomers.fetch_add(1, Ordering::Relaxed);
+            seat = Seat::Newcomer;
         }
-        self.tcp.fetch_add(1, Ordering::Relaxed);
-        self.newcomers.fetch_add(1, Ordering::Relaxed);
-        Ok((thread, Seat::Newcomer))
+        Ok((thread, seat))
     }
 
     /// Takes a place for a client of a server before, which has chosen a volume there, even if the
     /// limit is lower now or others came first. `None` if there are as many as a server can have.
     pub fn take_over(&self, way: Way) -> Option<(usize, Seat)> {
-        if self.connected() >= CLIENTS_MAX {
-            return None;
-        }
-        let thread = self.take_on_a_thread();
-        if way == Way::Unix {
-            return Some((thread, Seat::Unix));
-        }
-        self.tcp.fetch_add(1, Ordering::Relaxed);
-        Some((thread, Seat::Tcp))
+        (self.connected() < CLIENTS_MAX).then(|| self.count(way))
     }
 
-    /// Counts a client on the thread with the fewest.
-    fn take_on_a_thread(&self) -> usize {
+    /// Counts a client that has chosen a volume, on the thread with the fewest.
+    fn count(&self, way: Way) -> (usize, Seat) {
         let load = |at: &usize| self.by_thread[*at].load(Ordering::Relaxed);
         let thread = (0..self.by_thread.len()).min_by_key(load).expect("there are threads");
         self.by_thread[thread].fetch_add(1, Ordering::Relaxed);
-        thread
+        match way {
+            Way::Unix => (thread, Seat::Unix),
+            Way::Tcp => {
+                self.tcp.fetch_add(1, Ordering::Relaxed);
+                (thread, Seat::Tcp)
+            }
+        }
     }
 
     fn is_full_for(&self, way: Way, unix: bool) -> Option<Full> {

@@ -154,7 +154,6 @@ impl Prefetch {
         first.get_or_insert(error);
     }
 
-    /// Asks for nothing more.
     /// Begins no further request.
     fn end(&mut self) {
         self.over = true;

@@ -397,20 +397,13 @@ fn check_specs(volumes: &[VolumeSpec]) -> Result<(), Refusal> {
 fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Opened, Refusal> {
     let is_forgotten = |id: &VolumeId| request.forgotten.contains(id);
     old.volumes.retain(|record| !(is_removed(record) && is_forgotten(&record.id)));
-    let witness = request.witnesses.iter().find(|witness| witness.uuid == old.uuid);
-    last_used(&old, witness)?;
-    let trust = witness.map_or(Trust::Full, |witness| witness.trust);
-    let last = witness.cloned().unwrap_or(Witness {
-        uuid: old.uuid,
-        epoch: old.epoch,
-        trust,
-        dirty: true,
-        primaries: None,
-    });
+    let last = request.witnesses.iter().find(|witness| witness.uuid == old.uuid);
+    last_used(&old, last)?;
+    let trust = last.map_or(Trust::Full, |witness| witness.trust);
     // A witness of an earlier start comes from a crash between writing the superblock and the
     // witness.
-    let is_outdated = witness.is_some_and(|witness| witness.epoch != old.epoch);
-    let witness = witness.filter(|_| !is_outdated);
+    let witness = last.filter(|witness| witness.epoch == old.epoch);
+    let is_outdated = last.is_some() && witness.is_none();
     if trust == Trust::Nothing {
         let note =
             "the cache was given up, and its primaries are written without it: it is made again";
@@ -459,8 +452,15 @@ fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Ope
             found.spare_percent, found.log_percent
         ));
     }
+    let before = trust;
     let trust = if accepted.is_empty() { trust } else { Trust::DirtyOnly };
-    let distrust = (trust != last.trust).then_some(Witness { trust, ..last });
+    let distrust = (trust != before).then(|| match last {
+        Some(last) => Witness { trust, ..last.clone() },
+        None => {
+            let Superblock { uuid, epoch, .. } = old;
+            Witness { uuid, epoch, trust, dirty: true, primaries: None }
+        }
+    });
     notes.extend(accepted.iter().map(|name| {
         format!(
             "volume {name}: its primary is taken as it is; the cache is opened for its dirty \
@@ -479,12 +479,11 @@ fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Ope
     let superblock = Superblock { generation, epoch, volumes, unit_entries, clean: false, ..old };
     let announced = request.announcement.iter().any(|&byte| byte != 0);
     let witnesses = witnesses(request, &superblock, trust);
-    let fresh = false;
     Ok(Opened {
         superblock,
         copy,
         announced,
-        fresh,
+        fresh: false,
         trust,
         ids,
         suspect,
@@ -689,19 +688,17 @@ fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<O
     };
     // Overwrites the older copy, so that a torn write leaves the newer one.
     let copy = usize::from(generations[0] > generations[1]);
-    let (announced, suspect) = (true, Vec::new());
-    let (fresh, trust, distrust) = (true, Trust::Full, None);
-    let witnesses = witnesses(request, &superblock, trust);
+    let trust = Trust::Full;
     Ok(Opened {
+        witnesses: witnesses(request, &superblock, trust),
         superblock,
         copy,
-        announced,
-        fresh,
+        announced: true,
+        fresh: true,
         trust,
         ids,
-        suspect,
-        distrust,
-        witnesses,
+        suspect: Vec::new(),
+        distrust: None,
         notes,
     })
 }
