@@ -3,6 +3,7 @@
 //! simulator through its own network.
 
 use std::collections::VecDeque;
+use std::error::Error;
 use std::io;
 use std::time::Duration;
 
@@ -36,6 +37,9 @@ pub struct Parting {
     pub patience: Duration,
     /// How long to wait after that.
     pub grace: Duration,
+    /// Whether this host has given up the connection, as after a timeout. Then it is closed for
+    /// this host, and whether the server has closed it is not known.
+    pub is_cut: bool,
 }
 
 /// The requests of one queue, and their session while there is a connection.
@@ -225,7 +229,10 @@ impl Line {
     /// Gives up the connection: everything in flight fails.
     pub fn broken(&mut self, error: &IoError) -> Parting {
         let Some(mut session) = self.session.take() else { return Parting::default() };
-        let parting = if session.has_changes() { Parting::FULL } else { Parting::default() };
+        let parting = match session.has_changes() {
+            true => Parting { is_cut: is_cut(error), ..Parting::FULL },
+            false => Parting::default(),
+        };
         session.fail_all(error, &mut self.finished);
         self.broke = true;
         parting
@@ -269,14 +276,24 @@ fn gone(why: &'static str) -> IoError {
     IoError::with_source(ErrorKind::DeviceGone, io::Error::other(why))
 }
 
+/// Whether a connection broke by an error of this host, rather than by the server or by us. The
+/// first request of ours that fails gets the kernel's reason; later ones see just an end.
+pub(super) fn is_cut(error: &IoError) -> bool {
+    let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    source.is_some_and(|source| {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset};
+        source.raw_os_error().is_some() && !matches!(source.kind(), BrokenPipe | ConnectionReset)
+    })
+}
+
 impl Parting {
     /// For a server that had unanswered changes of ours.
-    const FULL: Self = Self { patience: PARTING_MAX, grace: GRACE };
+    const FULL: Self = Self { patience: PARTING_MAX, grace: GRACE, is_cut: false };
 }
 
 impl Default for Parting {
     /// Parting without waiting.
     fn default() -> Self {
-        Self { patience: Duration::ZERO, grace: Duration::ZERO }
+        Self { patience: Duration::ZERO, grace: Duration::ZERO, is_cut: false }
     }
 }

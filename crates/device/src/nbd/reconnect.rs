@@ -152,7 +152,7 @@ impl State {
         let _ = connect_unspec(&socket);
         let _ = shutdown(&socket, Shutdown::Both);
         drop(socket);
-        has_hung_up || parting.patience.is_zero()
+        (has_hung_up && !parting.is_cut) || parting.patience.is_zero()
     }
 
     /// Waits for this time, or until it is no longer wanted.
@@ -201,7 +201,10 @@ mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::net::{TcpListener, TcpStream};
 
+    use forebay_block::IoError;
+
     use super::*;
+    use crate::nbd::line::is_cut;
 
     /// A connection for requests, and the other end, which takes nothing yet: a proxy that stalls,
     /// or a server that is stopped.
@@ -247,7 +250,7 @@ mod tests {
     }
 
     const PARTING: Parting =
-        Parting { patience: Duration::from_millis(150), grace: Duration::ZERO };
+        Parting { patience: Duration::from_millis(150), grace: Duration::ZERO, is_cut: false };
 
     /// Regression: the kernel went on delivering what a broken connection had not sent, after the
     /// next connection was in use: an old write could land over a newer one.
@@ -278,6 +281,35 @@ mod tests {
         let patience = Duration::from_secs(10);
         assert!(State::default().part(ours.into(), Parting { patience, ..PARTING }));
         assert_eq!(server.join().expect("it reads"), (5000, true));
+    }
+
+    /// Regression: after a timeout of the kernel, the next call on the socket sees an end, as if
+    /// the server had hung up. But the server has what it received, and may carry it out late.
+    #[test]
+    fn a_connection_that_timed_out_here_was_not_closed_by_the_server() {
+        let (mut ours, theirs) = connection();
+        fill(&mut ours);
+        let millis = 100;
+        set_tcp_user_timeout(&ours, millis).expect("it is a TCP socket");
+        let error = ours.write(&[7; 64 << 10]).expect_err("nothing is taken");
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        let error = IoError::with_source(forebay_block::ErrorKind::DeviceGone, error);
+        let parting = Parting { is_cut: is_cut(&error), ..PARTING };
+        assert!(!State::default().part(ours.into(), parting), "nobody knows");
+        drop(theirs);
+
+        let (mut ours, theirs) = connection();
+        theirs.shutdown(std::net::Shutdown::Both).expect("it is connected");
+        ours.write_all(&[7; 64]).expect("it is sent");
+        drop(theirs);
+        let error = loop {
+            if let Err(error) = ours.write(&[7; 64]) {
+                break error;
+            }
+        };
+        let error = IoError::with_source(forebay_block::ErrorKind::DeviceGone, error);
+        let parting = Parting { is_cut: is_cut(&error), ..PARTING };
+        assert!(State::default().part(ours.into(), parting), "it has hung up: {error:?}");
     }
 
     #[test]

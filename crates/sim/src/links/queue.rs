@@ -70,7 +70,7 @@ impl SimQueue {
         error = error.or_else(|| ended.then(gone)).or_else(|| self.line.silence(now));
         let Some(error) = error else { return self.pump() };
         let parting = self.line.broken(&error);
-        let Parting { patience, grace } = if self.waits { parting } else { Parting::default() };
+        let Parting { patience, grace, .. } = if self.waits { parting } else { Parting::default() };
         self.kept.clear();
         self.net.borrow_mut().part(link);
         let patience = now.0 + patience.as_nanos() as u64;
