@@ -159,6 +159,38 @@ fn a_request_of_a_killed_server_does_not_land_on_what_the_next_one_has_written()
     server.stop(&["--drain"]);
 }
 
+/// Regression: a salvage is killed while one of its writes is under way, which lands after a server
+/// has started.
+#[test]
+fn a_request_of_a_killed_salvage_does_not_land_on_what_the_next_server_has_written() {
+    let place = Place::new();
+    let san = San::start(&place.path("san.sock"), SIZE);
+    let arguments = over_san(&place, "write-back");
+    let server = place.start(&[&arguments[..], &["--idle-destage=0s".to_owned()]].concat());
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    let (old, new) = (noise(1, BLOCK as usize), noise(2, BLOCK as usize));
+    nbd.write(STRIPE, &old, true).expect("the cache takes it");
+    server.stop(&[]);
+    assert!(san.shown(STRIPE, BLOCK as usize) != old, "or this shows nothing");
+    san.outlive(STRIPE, LATE);
+    let mut salvage = std::process::Command::new(env!("CARGO_BIN_EXE_forebay"))
+        .args(["salvage", &place.text("cache.img"), "--state", &place.text("state"), "--to"])
+        .arg(&arguments[1]["--primary=".len()..])
+        .spawn()
+        .expect("it runs");
+    until("it is written", || san.holds());
+    salvage.kill().expect("it runs");
+    salvage.wait().expect("it has ended");
+    let server = place.start(&arguments);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    nbd.write(STRIPE, &new, true).expect("the cache takes it");
+    server.ask(&["drain"]);
+    assert!(san.durable(STRIPE, BLOCK as usize) == new, "the drain was none");
+    std::thread::sleep(LATE);
+    assert!(san.shown(STRIPE, BLOCK as usize) == new, "the old write came late");
+    server.stop(&["--drain"]);
+}
+
 /// A destage's connection breaks, and the server stops in order before the destage lands. The next
 /// server waits for it before it writes, so that newer content stays.
 #[test]

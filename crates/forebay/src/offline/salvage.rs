@@ -15,7 +15,7 @@ use forebay_block::{
 };
 use forebay_control::config::STATE_DIR;
 use forebay_control::units::Size;
-use forebay_device::{BlockDevice, open_cache_read_only, open_primary};
+use forebay_device::{BlockDevice, STRAGGLE_MAX, open_cache_read_only, open_primary};
 use forebay_engine::salvage::{Hole, LostRange};
 use forebay_engine::{
     ContentLocality, Effects, Engine, Eviction, LastStop, Mode, Pace, Shard, ShardConfig, State,
@@ -23,7 +23,7 @@ use forebay_engine::{
 };
 use forebay_format::{Superblock, VolumeRecord};
 use forebay_runtime::detached::{self, OfShard};
-use forebay_runtime::{Blocking, Record, Witness};
+use forebay_runtime::{Blocking, Record, StateDir, Witness};
 use forebay_volume::offline;
 use forebay_volume::pool::{self, area_of, index_blocks, is_removed};
 use serde_json::{Value, json};
@@ -33,6 +33,7 @@ use crate::server::cache::superblocks::Superblocks;
 use crate::server::cache::{of_shard, read_at};
 use crate::server::primaries;
 use crate::server::primaries::samples::Table;
+use crate::server::primaries::users::Users;
 use crate::{busy, output};
 
 /// Memory for recent blocks, of which a salvage needs almost none.
@@ -186,7 +187,11 @@ pub fn run(args: &SalvageArgs) -> anyhow::Result<()> {
         known.stops = Stops::default();
     }
     let volumes = chosen(args, &superblock, &known)?;
+    let users = put_on_record(args, superblock.uuid, &volumes)?;
     let outcome = salvage(&mut queue, &superblock, volumes, &known)?;
+    if let Some(Err(error)) = users.map(|users| users.end()) {
+        eprintln!("forebay: {}: the next start waits some seconds: {error}", args.state.display());
+    }
     report(args, &superblock, &outcome)?;
     if !outcome.is_whole() {
         let saved = if args.list { "readable" } else { "saved" };
@@ -336,6 +341,33 @@ fn target(
     device.await_stragglers();
     let queue = Blocking::open(&*device).with_context(|| format!("volume {name}"))?;
     Ok(Saved { record: record.clone(), primary: Some((device, queue)), bytes: 0 })
+}
+
+/// Puts the destinations on record as in use. If this process is killed, their servers may carry
+/// out its last requests late: the next start waits for them.
+fn put_on_record(
+    args: &SalvageArgs,
+    uuid: [u8; 16],
+    volumes: &[Saved],
+) -> anyhow::Result<Option<Users>> {
+    let primaries = volumes.iter().filter_map(|volume| volume.primary.as_ref());
+    let primaries: Vec<_> = primaries.map(|(device, _)| Arc::clone(device)).collect();
+    if primaries.is_empty() || !args.state.exists() {
+        return Ok(None);
+    }
+    let state = StateDir::open(&args.state);
+    match state.and_then(|state| Users::begin(&state, uuid, &primaries)) {
+        Ok(users) => Ok(Some(users)),
+        Err(error) => {
+            let why = format!(
+                "it cannot be recorded that the primaries are written: if this is interrupted, \
+                 start no server for {} s: {error}",
+                STRAGGLE_MAX.as_secs()
+            );
+            overrule(args, &args.state.display().to_string(), &why)?;
+            Ok(None)
+        }
+    }
 }
 
 /// Reads the log of every shard, and writes the dirty blocks to their destinations.

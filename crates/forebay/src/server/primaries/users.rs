@@ -1,6 +1,6 @@
-//! The primaries that a server uses, in the state directory. A server that ends in order takes its
-//! list away; one that is killed leaves it. Then requests that it has sent may still be carried out
-//! by the servers of the primaries, and the next user waits for them
+//! The primaries that a server or a salvage uses, in the state directory. A user that ends in order
+//! takes its list away; one that is killed leaves it. Then requests that it has sent may still be
+//! carried out by the servers of the primaries, and the next user waits for them
 //! ([`BlockDevice::await_stragglers`]). So may requests of a connection that broke shortly before
 //! the end: the list keeps those primaries ([`BlockDevice::has_stragglers`]).
 //!
@@ -10,8 +10,9 @@ use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
-use forebay_device::BlockDevice;
+use forebay_device::{BlockDevice, STRAGGLE_MAX};
 use forebay_runtime::{StateDir, file_of, is_full, sealed, unsealed};
 
 /// First line of the file.
@@ -23,13 +24,16 @@ const BYTES_MAX: u64 = 64 << 10;
 /// The file with the id of this start of the machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The list of a running server.
+/// The list of a running server, or of a salvage.
 #[derive(Clone)]
 pub struct Users {
     state: StateDir,
     name: String,
     boot: String,
     primaries: Vec<Arc<dyn BlockDevice>>,
+    /// Primaries on the list of the user of this cache before, if they are not among ours.
+    left: BTreeSet<String>,
+    began: Instant,
 }
 
 impl Users {
@@ -48,7 +52,7 @@ impl Users {
         let boot = boot.trim().to_owned();
         let name = file_of(uuid, KIND);
         let ours: BTreeSet<String> = primaries.iter().map(|one| identity(&**one)).collect();
-        let mut left = BTreeSet::new();
+        let (mut shared, mut left) = (BTreeSet::new(), BTreeSet::new());
         let mut others = Vec::new();
         let is_list = |name: &String| Path::new(name).extension().is_some_and(|end| end == KIND);
         for other in state.names()?.into_iter().filter(is_list) {
@@ -59,32 +63,37 @@ impl Users {
             // A list that is damaged is not known to be without ours.
             let listed = parse(&text, &boot).unwrap_or_else(|| Some(ours.clone()));
             let Some(listed) = listed else {
-                others.push((other, BTreeSet::new()));
+                if other != name {
+                    others.push((other, BTreeSet::new()));
+                }
                 continue;
             };
-            if listed.is_disjoint(&ours) {
-                // Another server may be using it.
-                continue;
+            shared.extend(listed.intersection(&ours).cloned());
+            let rest: BTreeSet<String> = listed.difference(&ours).cloned().collect();
+            if other == name {
+                left = rest;
+            } else if rest.len() < listed.len() {
+                // One without ours may be in use.
+                others.push((other, rest));
             }
-            left.extend(listed.intersection(&ours).cloned());
-            others.push((other, listed.difference(&ours).cloned().collect()));
         }
-        for primary in primaries.iter().filter(|one| left.contains(&identity(&***one))) {
+        for primary in primaries.iter().filter(|one| shared.contains(&identity(&***one))) {
             primary.await_stragglers();
         }
         // From here on this list has them. An empty one takes no space, and counts for every
         // primary, as a damaged one does.
-        match state.replace(&name, &print(&ours, &boot)) {
+        match state.replace(&name, &print(&(&ours | &left), &boot)) {
             Err(error) if is_full(&error) => state.empty(&name)?,
             replaced => replaced?,
         }
-        for (other, rest) in others.into_iter().filter(|(other, _)| *other != name) {
+        for (other, rest) in others {
             match rest.is_empty() {
                 true => state.remove(&other)?,
                 false => state.replace(&other, &print(&rest, &boot))?,
             }
         }
-        Ok(Self { state: state.clone(), name, boot, primaries: primaries.to_vec() })
+        let (state, primaries, began) = (state.clone(), primaries.to_vec(), Instant::now());
+        Ok(Self { state, name, boot, primaries, left, began })
     }
 
     /// Takes the list away, or what is left of it: primaries whose stragglers may still arrive.
@@ -94,7 +103,10 @@ impl Users {
     /// If it stays: the next start waits without a need.
     pub fn end(&self) -> io::Result<()> {
         let straggling = self.primaries.iter().filter(|one| one.has_stragglers());
-        let left: BTreeSet<String> = straggling.map(|one| identity(&**one)).collect();
+        let mut left: BTreeSet<String> = straggling.map(|one| identity(&**one)).collect();
+        if self.began.elapsed() < STRAGGLE_MAX {
+            left.extend(self.left.iter().cloned());
+        }
         match left.is_empty() {
             true => self.state.remove(&self.name),
             false => self.state.replace(&self.name, &print(&left, &self.boot)),
@@ -145,6 +157,30 @@ mod tests {
             assert_eq!(parse(&text[..cut], "b1"), None, "{cut} bytes");
         }
         assert_eq!(parse(&sealed(&format!("{HEADING}\nboot b1\nother x\n")), "b1"), None);
+    }
+
+    /// Regression: a start without a primary of the server before, which was killed, forgot it.
+    #[test]
+    fn what_the_killed_one_used_stays_on_record_until_nothing_of_it_can_arrive() {
+        let dir = std::env::temp_dir().join(format!("forebay-left-{}", std::process::id()));
+        let state = StateDir::open(&dir).expect("a directory can be made");
+        let primary = |name: &str| -> Arc<dyn BlockDevice> {
+            Arc::new(AwayDevice::new(1 << 20, name, name, String::new()))
+        };
+        let killed = Users::begin(&state, [7; 16], &[primary("a"), primary("b")]);
+        let boot = killed.expect("it can be written").boot;
+        let listed = || {
+            let text = state.read(&file_of([7; 16], KIND), BYTES_MAX).expect("it can be read");
+            parse(&text.expect("it is there"), &boot).expect("it is whole").expect("it counts")
+        };
+        let users = Users::begin(&state, [7; 16], &[primary("a")]).expect("it can be written");
+        assert_eq!(listed(), ["a", "b"].map(str::to_owned).into());
+        users.end().expect("it can be written");
+        assert!(listed().contains("b"), "it may arrive");
+        let began = users.began.checked_sub(STRAGGLE_MAX).expect("the machine runs that long");
+        Users { began, primaries: Vec::new(), ..users }.end().expect("it can be written");
+        assert_eq!(state.read(&file_of([7; 16], KIND), BYTES_MAX).expect("it can be read"), None);
+        std::fs::remove_dir_all(&dir).expect("it is ours");
     }
 
     #[test]
