@@ -277,8 +277,15 @@ impl Keeper {
         match message {
             Message::Held { name, note } => {
                 if let Some(descriptor) = descriptor {
+                    let one = (Arc::new(descriptor), note);
+                    let before = self.trial.as_mut().filter(|_| server.ready);
+                    let before = before.and_then(|trial| trial.held_before.get_mut(&name));
+                    if let Some(before) = before {
+                        // The program before would find it as outdated as this one.
+                        before.clone_from(&one);
+                    }
                     let held = if server.ready { &mut self.held } else { &mut server.left };
-                    held.insert(name, (Arc::new(descriptor), note));
+                    held.insert(name, one);
                 }
             }
             Message::Ready => self.serves(server),

@@ -1,5 +1,6 @@
 //! The pool of shard threads as the control API sees it.
 
+use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,9 +24,10 @@ use rustix::process::Pid;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::disk::loops;
+use crate::keeper::Line;
 use crate::server::disks::Disks;
 use crate::server::history;
-use crate::server::kept::Kept;
+use crate::server::kept::{self, Kept};
 use crate::server::last_word::LastWord;
 use crate::server::mount::MountPoint;
 use crate::server::prefetch::Prefetch;
@@ -80,8 +82,10 @@ impl Parent {
 pub struct Running {
     pool: Pool,
     facts: Facts,
-    /// The configuration of this start, without the changes kept from earlier starts.
-    configured: Config,
+    /// The configuration that the next start has, without the changes kept for it.
+    configured: Mutex<Config>,
+    /// The line to the keeper, which holds the text of it.
+    keeper: Option<Arc<Line>>,
     /// The settings in force.
     in_force: Arc<Mutex<Config>>,
     kept: Mutex<KeptSettings>,
@@ -108,18 +112,19 @@ impl Running {
     pub fn new(
         facts: Facts,
         configured: Config,
-        kept: KeptSettings,
+        settings: KeptSettings,
         reconfiguration: Arc<Reconfiguration>,
-        stop: UnboundedSender<Order>,
+        (keeper, stop): (Option<Arc<Line>>, UnboundedSender<Order>),
     ) -> Self {
         let traces = Mutex::new(facts.volumes.iter().map(|_| None).collect());
         let prefetches = Mutex::new(facts.volumes.iter().map(|_| None).collect());
-        let kept = Mutex::new(kept);
+        let kept = Mutex::new(settings);
         let [stopping, given_up, told] = [false; 3].map(AtomicBool::new);
         Self {
             pool: reconfiguration.pool.clone(),
             facts,
-            configured,
+            configured: Mutex::new(configured),
+            keeper,
             in_force: Arc::clone(&reconfiguration.in_force),
             kept,
             traces,
@@ -138,7 +143,7 @@ impl Running {
     }
 
     /// Stores the settings that were changed while serving, as they are now.
-    pub fn keep_settings(&self) -> std::io::Result<()> {
+    pub fn keep_settings(&self) -> io::Result<()> {
         locked(&self.kept).store()
     }
 
@@ -234,6 +239,19 @@ impl Running {
     }
 }
 
+/// Gives a configuration the values of another one, of the same volumes, that a server can change.
+fn take_online(config: &mut Config, from: &Config) {
+    let mut from = from.clone();
+    for spec in Spec::online() {
+        let places = if spec.is_of_volume() { config.volumes.len() } else { 1 };
+        for place in 0..places {
+            let value = spec.field(&mut from, place).text();
+            let restored = spec.restore(config, place, value.as_deref());
+            debug_assert_eq!(restored, Ok(()), "{} was in force", spec.key);
+        }
+    }
+}
+
 /// The values behind these locks are replaced whole, so a panic leaves nothing half-changed.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -313,7 +331,7 @@ impl Running {
     /// The configuration to compare `wanted` with: settings that only a start changes as they were
     /// configured, since the start chose some of them, and the others as they are in force.
     fn comparable(&self, in_force: &Config, wanted: &Config) -> Config {
-        let (mut all, mut now) = (self.configured.clone(), in_force.clone());
+        let mut all = locked(&self.configured).clone();
         if wanted.server.shards == in_force.server.shards || wanted.server.shards.is_none() {
             // The cache has this number, whoever chose it.
             all.server.shards = wanted.server.shards;
@@ -322,28 +340,36 @@ impl Running {
         all.cache.size = in_force.cache.size;
         all.cache.spare = in_force.cache.spare;
         all.cache.log_share = in_force.cache.log_share;
-        for spec in Spec::online() {
-            let places = if spec.is_of_volume() { all.volumes.len() } else { 1 };
-            for place in 0..places {
-                let value = spec.field(&mut now, place).text();
-                let restored = spec.restore(&mut all, place, value.as_deref());
-                debug_assert_eq!(restored, Ok(()), "{} was in force", spec.key);
-            }
-        }
+        take_online(&mut all, in_force);
         all
     }
 
-    /// Makes the changes, all or none, and keeps them for the next start. The caller holds the lock
-    /// of `in_force`, so that the reported values are the ones last sent to the shards.
-    fn change(&self, in_force: &mut Config, changes: &[Change]) -> Result<(), ControlError> {
+    /// Takes a configuration for the one of the next start, which reads this text. So nothing of
+    /// what was changed before is kept.
+    fn adopt(&self, text: &str) -> io::Result<()> {
+        // First the text: what was changed before over another value counts no more with it. A
+        // keeper that is gone starts nothing.
+        let _ = kept::hold_configuration(self.keeper.as_deref(), Some(text));
+        locked(&self.kept).clear()
+    }
+
+    /// Makes the changes, all or none, once they are kept for the next start by `keep`. The caller
+    /// holds the lock of `in_force`, so that the reported values are the ones last sent to the
+    /// shards.
+    fn change(
+        &self,
+        in_force: &mut Config,
+        changes: &[Change],
+        keep: impl FnOnce(&[Wish]) -> io::Result<()>,
+    ) -> Result<(), ControlError> {
         let mut config = in_force.clone();
         let invalid =
             |what| ControlError::new(ControlErrorKind::Invalid, what, "nothing was changed");
-        let (mut places, mut kept) = (Vec::new(), Vec::new());
+        let (mut places, mut wishes) = (Vec::new(), Vec::new());
         for Change { spec, volume, value } in changes {
             let at = volume.as_deref().map(|name| self.place(name)).transpose()?;
             let (place, id) = (at.unwrap_or(0), at.map(|at| self.pool.registry().volumes()[at].id));
-            let configured = spec.text(&self.configured, place);
+            let configured = spec.text(&locked(&self.configured), place);
             let value = match value {
                 NewValue::Is(text) => Some(text.as_str()),
                 NewValue::Configured => configured.as_deref(),
@@ -357,24 +383,45 @@ impl Running {
             }
             let value = spec.text(&config, place).unwrap_or_default();
             let configured = configured.unwrap_or_default();
-            kept.push(Wish { volume: id, spec, value, configured });
+            wishes.push(Wish { volume: id, spec, value, configured });
             places.push(place);
         }
         let checked = config.check_shares().and_then(|()| config.check_rules());
         let checked = checked.and_then(|()| config.check_pins(self.facts.cache_bytes));
         checked.map_err(|error| invalid(error.to_string()))?;
         config.cache.rules.check_users().map_err(|what| invalid(format!("rules: {what}")))?;
-        locked(&self.kept).keep(&kept).map_err(|error| {
+        keep(&wishes).map_err(|error| {
             let what = format!("the change cannot be kept for the next start: {error}");
             let hint = "nothing was changed; see to the state directory";
             ControlError::new(ControlErrorKind::Unavailable, what, hint)
         })?;
-        for (Wish { spec, volume, .. }, &place) in kept.iter().zip(&places) {
+        for (Wish { spec, volume, .. }, &place) in wishes.iter().zip(&places) {
             self.tell(spec, *volume, &config, place);
         }
         *in_force = config;
-        for (Wish { spec, value, .. }, change) in kept.iter().zip(changes) {
+        for (Wish { spec, value, .. }, change) in wishes.iter().zip(changes) {
             tracing::info!(volume = change.volume, value, "{} changed", spec.key);
+        }
+        Ok(())
+    }
+
+    /// Brings a configuration into force that differs from the one in force by these changes.
+    fn apply_live(
+        &self,
+        in_force: &mut Config,
+        wanted: &Wanted,
+        changes: &[Change],
+    ) -> Result<(), ControlError> {
+        let adopted = self.reconfiguration.will_read(&wanted.text);
+        self.change(in_force, changes, |wishes| match adopted {
+            true => self.adopt(&wanted.text),
+            false => locked(&self.kept).keep(wishes),
+        })?;
+        if adopted {
+            take_online(&mut locked(&self.configured), in_force);
+        }
+        if !changes.is_empty() {
+            history::keep_or_warn(&self.reconfiguration.state, &wanted.text);
         }
         Ok(())
     }
@@ -444,7 +491,7 @@ impl PoolControl for Running {
     fn set(&self, changes: &[Change]) -> Result<(), ControlError> {
         let mut in_force = locked(&self.in_force);
         self.reconfiguration.refuse_under_way()?;
-        self.change(&mut in_force, changes)
+        self.change(&mut in_force, changes, |wishes| locked(&self.kept).keep(wishes))
     }
 
     fn apply(&self, wanted: &Wanted, dry_run: bool) -> Result<Application, ControlError> {
@@ -467,9 +514,8 @@ impl PoolControl for Running {
         })?;
         let hand_over = match &way {
             Way::Live(changes) => {
-                if !dry_run && !changes.is_empty() {
-                    self.change(&mut in_force, changes)?;
-                    history::keep_or_warn(&self.reconfiguration.state, &wanted.text);
+                if !dry_run {
+                    self.apply_live(&mut in_force, wanted, changes)?;
                 }
                 None
             }

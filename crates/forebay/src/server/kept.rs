@@ -131,12 +131,6 @@ impl Kept {
         String::from_utf8(content(descriptor)?).map(Some).map_err(io::Error::other)
     }
 
-    /// Leaves the text of the configuration; nothing if it came from flags, which stay the same.
-    pub fn hold_configuration(&self, text: Option<&str>) -> io::Result<()> {
-        let name = if text.is_some() { CONFIGURATION } else { SERVED };
-        self.hold(name, "", memory(name, text.unwrap_or_default().as_bytes())?.as_fd())
-    }
-
     /// Sends the keeper a message without a descriptor.
     ///
     /// # Errors
@@ -144,6 +138,19 @@ impl Kept {
     pub fn tell(&self, message: &Message) -> io::Result<()> {
         self.line.as_ref().map_or(Ok(()), |line| line.send(message, None))
     }
+}
+
+/// Leaves the text of the configuration with the keeper, if there is one; nothing if it came from
+/// flags, which stay the same.
+///
+/// # Errors
+/// If the keeper is gone.
+pub fn hold_configuration(keeper: Option<&Line>, text: Option<&str>) -> io::Result<()> {
+    let Some(keeper) = keeper else { return Ok(()) };
+    let name = if text.is_some() { CONFIGURATION } else { SERVED };
+    let file = memory(name, text.unwrap_or_default().as_bytes())?;
+    let held = Message::Held { name: name.to_owned(), note: String::new() };
+    keeper.send(&held, Some(file.as_fd()))
 }
 
 /// A file in memory with these bytes.

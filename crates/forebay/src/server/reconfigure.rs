@@ -226,7 +226,7 @@ impl Reconfiguration {
     }
 
     /// Whether the next server finds this text in the file of the start.
-    fn will_read(&self, text: &str) -> bool {
+    pub fn will_read(&self, text: &str) -> bool {
         let found = self.source.as_ref().and_then(|source| std::fs::read_to_string(source).ok());
         found.as_deref() == Some(text)
     }

@@ -33,7 +33,7 @@ use crate::server::control::{Facts, Parent, Running};
 use crate::server::disks::{self, Disks};
 use crate::server::endpoints::{Doors, Endpoints};
 use crate::server::events::{self, Came};
-use crate::server::kept::Kept;
+use crate::server::kept::{self, Kept};
 use crate::server::mount::{MountPoint, Prepared};
 use crate::server::reconfigure::Reconfiguration;
 use crate::server::upgrades::Upgrades;
@@ -80,7 +80,7 @@ pub fn run(mut args: ServeArgs) -> anyhow::Result<()> {
         // It is in the log too.
         let _ = keeper.map(|keeper| keeper.send(&unable, None));
     })?;
-    serving.kept.hold_configuration(text.as_deref())?;
+    kept::hold_configuration(serving.kept.line().as_deref(), text.as_deref())?;
     if let Some(text) = &text {
         history::keep_or_warn(serving.cache.state(), text);
     }
@@ -316,7 +316,8 @@ impl Serving {
         });
         // From here on clients may write: the files of this start stay.
         cache.keep();
-        let running = Running::new(facts, configured, settings, reconfiguration, stop);
+        let to = (kept.line(), stop);
+        let running = Running::new(facts, configured, settings, reconfiguration, to);
         let running = Arc::new(running);
         disks.take_over();
         if let Some(mount) = mount {

@@ -146,6 +146,15 @@ impl KeptSettings {
         self.settings.clear();
     }
 
+    /// Forgets all of them; durable when this returns.
+    ///
+    /// # Errors
+    /// If it cannot be made durable. They stay in force then.
+    pub fn clear(&mut self) -> io::Result<()> {
+        let before = std::mem::take(&mut self.settings);
+        self.store().inspect_err(|_| self.settings = before)
+    }
+
     /// The kept setting with this volume and key.
     pub fn find(&self, volume: Option<VolumeId>, key: &str) -> Option<&Setting> {
         self.settings.iter().find(|known| known.is(volume, key))
