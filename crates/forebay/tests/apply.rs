@@ -102,13 +102,13 @@ fn what_is_set_after_an_apply_stays_in_force() {
     let mut server = begin();
     let in_force = |server: &Server| server.shown(None, "dirty_limit");
     let die = |server: &Server| {
-        let pid = server.status()["pid"].to_string();
-        let killed = Command::new("kill").args(["-s", "KILL", &pid]).status();
+        let pid = server.status()["pid"].clone();
+        let killed = Command::new("kill").args(["-s", "KILL", &pid.to_string()]).status();
         assert!(killed.expect("it runs").success());
         until("another one serves", || {
             let output = forebay(&["status", "--json", &server.control_argument()]);
             let status = serde_json::from_slice::<Value>(&output.stdout);
-            status.is_ok_and(|status| status["pid"].to_string() != pid)
+            status.is_ok_and(|status| status["pid"] != pid)
         });
     };
     // The value of the start, and another one.

@@ -46,6 +46,14 @@ impl Applying {
         Ok(found.filter(|found| found.text == text))
     }
 
+    /// Whether any is on record.
+    ///
+    /// # Errors
+    /// If the state directory cannot be read.
+    pub fn is_on_record(state: &StateDir) -> io::Result<bool> {
+        Ok(state.read(NAME, BYTES_MAX)?.is_some())
+    }
+
     /// Puts it on record; durable when this returns.
     ///
     /// # Errors

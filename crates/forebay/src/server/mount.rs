@@ -382,14 +382,14 @@ fn agree(device: &OwnedFd, ring: bool) -> anyhow::Result<Agreement> {
 }
 
 /// Serves the mount, waits until its files answer, and leaves it with the keeper. First the kernel
-/// sends again what a server before this one has left unanswered. Only a configuration that was
-/// `applied` may have other files than that server.
+/// sends again what a server before this one has left unanswered. Its files must be the same,
+/// unless they `may_differ`, since a configuration was applied or has failed to be.
 pub fn serve(
     mount: NewMount,
     pool: &Pool,
     control: Arc<dyn PoolControl>,
     kept: &Kept,
-    applied: bool,
+    may_differ: bool,
 ) -> anyhow::Result<()> {
     let NewMount { point, device, ring, resends, version, left } = mount;
     let volumes = pool.registry().volumes();
@@ -400,7 +400,7 @@ pub fn serve(
     if let Some(left) = left {
         gone = left.numbers().filter(|id| files.iter().all(|file| file.id != *id)).collect();
         let left: Vec<KnownFile> = left.files.into_iter().map(known).collect();
-        if !applied {
+        if !may_differ {
             check_same(&left, &files)?;
         }
         news = notices(&left, &files);

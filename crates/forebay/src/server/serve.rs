@@ -84,6 +84,8 @@ pub fn run(mut args: ServeArgs) -> anyhow::Result<()> {
     if let Some(text) = &text {
         history::keep_or_warn(serving.cache.state(), text);
     }
+    // Last: until it is ready, the server before may have to come back, and needs these records.
+    serving.end_apply(applying.is_some())?;
     signals.reread = args.config.map(|path| Reread { path, running: serving.running.clone() });
     // First the keeper: a server that says it is ready comes back if it dies.
     serving.kept.tell(&Message::Ready)?;
@@ -315,19 +317,17 @@ impl Serving {
             leaving: Mutex::new(None),
         });
         // From here on clients may write: the files of this start stay.
-        cache.keep();
+        cache.keep()?;
         let to = (kept.line(), stop);
         let running = Running::new(facts, configured, settings, reconfiguration, to);
         let running = Arc::new(running);
         disks.take_over();
         if let Some(mount) = mount {
             let control = Arc::clone(&running) as Arc<dyn PoolControl>;
-            mount::serve(mount, &pool, control, &kept, applying.is_some())?;
+            // A server that comes back may find a volume as the one that failed has left it.
+            let may_differ = applying.is_some() || Applying::is_on_record(cache.state())?;
+            mount::serve(mount, &pool, control, &kept, may_differ)?;
         }
-        if applying.is_some() {
-            running.keep_settings()?;
-        }
-        Applying::end(cache.state())?;
         kept.hold(&name, "", socket.as_fd())?;
         let events = events::open(cache.state(), cache.uuid(), &config.events, came)?;
         cache.take_news().into_iter().for_each(|news| events.tell(news));
@@ -341,6 +341,15 @@ impl Serving {
         }
         let mount = point;
         Ok(Self { pool, running, cache, mount, disks, control, web, endpoints, asked, kept, doors })
+    }
+
+    /// Notes that the configuration is in force, if it was `applied`, and that no other one is
+    /// about to be.
+    fn end_apply(&self, applied: bool) -> anyhow::Result<()> {
+        if applied {
+            self.running.keep_settings()?;
+        }
+        Ok(Applying::end(self.cache.state())?)
     }
 
     /// Lets clients in, and goes on with those of the server before. The keeper must know that this

@@ -234,3 +234,95 @@ fn a_start_after_an_apply_that_was_done_but_for_its_record_serves_the_new_cache(
     plan.is_over();
     server.stop(&[]);
 }
+
+/// Number of the last start that a cache knows of.
+fn epoch(cache: &Path) -> Option<u32> {
+    let file = fs::File::open(cache).ok()?;
+    let copies = forebay_format::SUPERBLOCK_OFFSETS.map(|offset| {
+        let mut bytes = vec![0; forebay_format::SUPERBLOCK_BYTES];
+        file.read_exact_at(&mut bytes, offset).ok()?;
+        forebay_format::Superblock::decode(&bytes).ok().map(|found| found.epoch)
+    });
+    copies.into_iter().flatten().max()
+}
+
+/// Kills the server after the one with the id `before` as soon as this cache knows of its start,
+/// which is shortly before it serves.
+fn kill_successor(keeper: u32, before: &str, (cache, last): (&Path, Option<u32>)) {
+    let limit = Instant::now() + Duration::from_secs(30);
+    while epoch(cache) == last {
+        assert!(Instant::now() < limit, "the next one does not start");
+        thread::sleep(Duration::from_micros(200));
+    }
+    let children = format!("/proc/{keeper}/task/{keeper}/children");
+    let all = fs::read_to_string(&children).expect("the keeper runs");
+    let successor = all.split_whitespace().find(|&pid| pid != before);
+    client("kill", &["-s", "KILL", successor.expect("there is one")]);
+}
+
+/// Regression: the server before, which the keeper starts again if the next one fails, was refused
+/// with a mount, since a volume was gone or had grown, and with a cache on another device, whose
+/// witness said that it might have dirty blocks. It also forgot what had been set.
+#[test]
+fn the_server_before_comes_back_when_the_next_one_dies_at_its_start() {
+    if !can_attach() {
+        return;
+    }
+    let _alone = alone();
+    let mut returned = 0;
+    for new_cache in [false, true, false, true] {
+        let mut plan = Plan::new(&["a", "b"]);
+        fs::create_dir(plan.place.path("volumes")).expect("it is made");
+        let _cleanup = Cleanup::of(&plan.place, &[]);
+        plan.more = format!("fuse = {:?}", plan.place.text("volumes"));
+        let server = plan.start();
+        server.ask(&["set", "dirty_limit=35%"]);
+        let a = open(&plan.place.path("volumes").join("a"), 0);
+        a.write_all_at(&noise(1, 70_000), 4096).expect("it is written");
+        a.sync_all().expect("it is flushed");
+        plan.connect("b").write(0, &noise(2, 70_000), true).expect("it is written");
+
+        let before = server.status()["pid"].clone();
+        let mut cache = plan.place.path("cache.img");
+        if new_cache {
+            cache = plan.place.path("second.img");
+            plan.cache = plan.cache.replace("cache.img", "second.img");
+        }
+        let last = epoch(&cache);
+        plan.volumes.pop();
+        let primary = OpenOptions::new().write(true).open(plan.place.path("a"));
+        primary.and_then(|file| file.set_len(24 * MIB)).expect("it grows");
+        let mut apply = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        let apply = apply.args(["apply", &plan.write(), &server.control_argument()]);
+        let mut apply = apply.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
+        kill_successor(server.id(), &before.to_string(), (&cache, last));
+        until("one serves again", || {
+            let output = forebay(&["status", "--json", &server.control_argument()]);
+            let status = serde_json::from_slice::<Value>(&output.stdout);
+            status.is_ok_and(|status| status["pid"] != before)
+        });
+        let _ = apply.kill();
+        apply.wait().expect("it is our child");
+
+        let mut found = vec![0; 70_000];
+        a.read_exact_at(&mut found, 4096).expect("it is served");
+        assert!(found == noise(1, 70_000));
+        a.write_all_at(&noise(3, 70_000), 4096).expect("it is served");
+        a.sync_all().expect("it is served");
+        assert!(read(&mut plan.connect("a"), 4096, 70_000) == noise(3, 70_000));
+        if volumes(&server).len() == 2 {
+            returned += 1;
+            assert!(read(&mut plan.connect("b"), 0, 70_000) == noise(2, 70_000));
+            let limit = ("35%".to_owned(), "set".to_owned());
+            assert_eq!(server.shown(None, "dirty_limit"), limit);
+            assert_eq!(listed(&plan), [".forebay", "a", "b"]);
+            plan.is_over();
+            plan.apply(&server);
+        }
+        assert!(read(&mut plan.connect("a"), 4096, 70_000) == noise(3, 70_000));
+        drop(a);
+        server.stop(&[]);
+    }
+    println!("the server before came back {returned} times of 4");
+    assert!(returned > 0, "each successor has served, or this shows nothing");
+}

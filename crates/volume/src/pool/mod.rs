@@ -11,6 +11,7 @@
 //! | damaged both | | refused |
 //! | good | newer start count | refused: an older copy of the device |
 //! | good | trust nothing | a new pool: the primaries were written without the cache |
+//! | good | nothing dirty, though of the start that did not end | a new pool: that start made it and never served |
 //! | good | trust dirty only | opened for its dirty blocks |
 //! | good | no longer names the primary | refused: another cache has served it since |
 //! | good, more shards than can be served, or segments of a size or number that cannot be used | | refused |
@@ -324,10 +325,11 @@ pub fn open(request: &OpenRequest) -> Result<Opened, Refusal> {
 }
 
 /// Whether a copy is known to be durable: the witness of a start is stored after its superblock has
-/// been flushed. A newer copy may be from a start whose flush failed, or from a stop, whose loss
-/// does no harm. In those cases the newer copy is the one to overwrite.
+/// been flushed, but for the first one of a new pool, which says that nothing is dirty. A newer
+/// copy may be from a start whose flush failed, or from a stop, whose loss does no harm. In those
+/// cases the newer copy is the one to overwrite.
 fn is_durable(request: &OpenRequest, copy: &Superblock) -> bool {
-    let known = |one: &Witness| one.uuid == copy.uuid && one.epoch == copy.epoch;
+    let known = |one: &Witness| one.dirty && one.uuid == copy.uuid && one.epoch == copy.epoch;
     !copy.clean && request.witnesses.iter().any(known)
 }
 
@@ -409,6 +411,12 @@ fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Ope
             "the cache was given up, and its primaries are written without it: it is made again";
         return make(request, vec![note.into()], false);
     }
+    if !old.clean && witness.is_some_and(|witness| !witness.dirty) {
+        // One that has served has a witness that says dirty, until it is clean.
+        let note = "an earlier start made this cache and was interrupted before it served: it is \
+                    made again";
+        return make(request, vec![note.into()], false);
+    }
     check_device(request, &old)?;
     let mut volumes = old.volumes.clone();
     let mut notes = drop_absent(&mut volumes, request.volumes, request.absent)?;
@@ -419,7 +427,7 @@ fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Ope
             Some(at) => {
                 if is_outdated {
                     // It does not tell whether another pool has had the primary since.
-                    check_holder(request, spec, Some(&old))?;
+                    check_holder(request, spec, Some(old.uuid))?;
                 }
                 let record = &mut volumes[at];
                 match judge(record, spec, witness)? {
@@ -436,7 +444,8 @@ fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Ope
                 ids.push(record.id);
             }
             None => {
-                check_holder(request, spec, None)?;
+                // Its own witness may be of the start before, which had the volume.
+                check_holder(request, spec, Some(old.uuid))?;
                 ids.push(add_volume(&mut volumes, spec, &[])?);
             }
         }
@@ -555,14 +564,13 @@ pub fn check_geometry(pool: &Superblock) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Refuses a volume whose dirty blocks another pool may have; `own` is the pool itself, if it has
-/// the volume.
+/// Refuses a volume whose dirty blocks another pool than `own` may have.
 fn check_holder(
     request: &OpenRequest,
     spec: &VolumeSpec,
-    own: Option<&Superblock>,
+    own: Option<[u8; 16]>,
 ) -> Result<(), Refusal> {
-    if let Some(other) = holder(request, spec, own.map(|own| own.uuid)) {
+    if let Some(other) = holder(request, spec, own) {
         return refuse(format!(
             "volume {}: primary {} was last served with another cache, {:032x}, which \
              may have the newest version of its blocks; use and drain that one; if it \

@@ -314,6 +314,35 @@ fn a_cache_whose_primary_was_served_with_another_is_refused() {
     }
 }
 
+/// A start that makes a pool stores a witness first that nothing is dirty, and one that something
+/// may be before it serves.
+#[test]
+fn a_pool_that_was_made_and_never_served_is_made_again() {
+    let volumes = [spec("a", 1 << 20)];
+    let made = open(&request([BLANK, BLANK], &volumes, &[])).expect("a new one");
+    let copy = encoded(&made.superblock);
+    let own = |epoch, dirty| {
+        let (uuid, trust) = (made.superblock.uuid, Trust::Full);
+        Witness { uuid, epoch, trust, dirty, primaries: Some(Vec::new()) }
+    };
+    // Whether one copy was written, or both, and though another pool has had the primary since.
+    for copies in [[&copy, BLANK], [BLANK, &copy], [&copy, &copy]] {
+        let again = open(&request(copies, &volumes, &[own(1, false)])).expect("nothing is in it");
+        assert!(again.fresh && again.notes.iter().any(|note| note.contains("interrupted")));
+    }
+    let other = Witness { uuid: [5; 16], primaries: Some(vec!["file:/a".into()]), ..own(3, true) };
+    let said = why(open(&request([&copy, &copy], &volumes, &[own(1, false), other])));
+    assert!(said.contains("may have the newest version"), "{said}");
+    // One that serves, one that has stopped, and a start that had no witness yet.
+    let serves = Witness { primaries: None, ..own(1, true) };
+    let stopped = encoded(&closed(made.superblock.clone(), &[]));
+    let drained = Witness { primaries: None, ..own(1, false) };
+    let earlier = Witness { primaries: None, ..own(0, false) };
+    for (copy, witness) in [(&copy, serves), (&stopped, drained), (&copy, earlier)] {
+        assert!(!open(&request([copy, copy], &volumes, &[witness])).expect("it is good").fresh);
+    }
+}
+
 #[test]
 fn configuration_and_sizes_are_checked() {
     let twice = [spec("a", 512), spec("a", 512)];
@@ -536,6 +565,12 @@ fn a_volume_is_removed_when_nothing_of_it_is_dirty_and_its_id_never_comes_back()
     let again = encoded(&opened.superblock);
     let back = open(&request([&again, BLANK], &volumes, &[])).expect("there is room");
     assert_eq!(back.ids, [VolumeId(0), VolumeId(3), VolumeId(2)]);
+    // Also if the start that removed it was killed before it had a witness.
+    let primaries = Some(volumes.iter().map(|spec| spec.identity.clone()).collect());
+    let (uuid, epoch, trust) = (made.uuid, made.epoch, Trust::Full);
+    let witness = [Witness { uuid, epoch, trust, dirty: true, primaries }];
+    let killed = open(&request([&again, BLANK], &volumes, &witness)).expect("there is room");
+    assert_eq!(killed.ids, back.ids);
     let third = encoded(&back.superblock);
     let third = open(&request([&third, BLANK], &volumes, &[])).expect("it is as it was");
     assert_eq!(third.ids, back.ids);

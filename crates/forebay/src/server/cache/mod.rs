@@ -332,6 +332,14 @@ fn put_on_record(
         settings.store().map_err(no_state)?;
     }
     let uuid = opened.superblock.uuid;
+    let (own, others): (Vec<_>, _) = opened.witnesses.iter().partition(|one| one.uuid == uuid);
+    if opened.fresh {
+        made.witness = Some((witness.clone(), uuid));
+        // Before the superblock, so that the next start knows that nothing was ever in this cache.
+        for record in &own {
+            store_witness(witness, &Record { dirty: false, ..(*record).clone() }, uuid)?;
+        }
+    }
     if let Some(record) = &opened.distrust {
         store_witness(witness, record, uuid)?;
     }
@@ -341,10 +349,8 @@ fn put_on_record(
         once::mark(&config.cache.state_dir, uuid, once::RESET, note)?;
     }
     // After the superblock: a witness of a start that is unknown to the device would condemn it.
-    if opened.fresh {
-        made.witness = Some((witness.clone(), uuid));
-    }
-    for record in &opened.witnesses {
+    let own = own.into_iter().filter(|_| !opened.fresh);
+    for record in others.into_iter().chain(own) {
         on_record &= store_witness(witness, record, uuid)?;
     }
     if !renewed {
@@ -419,9 +425,17 @@ impl Cache {
     }
 
     /// Keeps the files of this start even if it fails: clients may write from now on.
-    pub fn keep(&mut self) {
+    ///
+    /// # Errors
+    /// If it cannot be put on record that a new cache may have dirty blocks.
+    pub fn keep(&mut self) -> anyhow::Result<()> {
+        if let Some((witness, uuid)) = &self.made.witness {
+            let record = witness.load(*uuid)?.context("the witness of this start is gone")?;
+            store_witness(witness, &Record { dirty: true, ..record }, *uuid)?;
+        }
         let Made { cache, state, witness, users } = &mut self.made;
         (*cache, *state, *witness, *users) = (None, None, None, None);
+        Ok(())
     }
 
     /// Records that the server has stopped in order, so that the next start can tell whether a
