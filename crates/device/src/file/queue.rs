@@ -19,7 +19,7 @@ use forebay_block::{
 };
 use rustix::io::Errno;
 
-use super::Shared;
+use super::{Shared, probe};
 use crate::ring::{Client, Done, Op, Payload, RingFile};
 
 /// Maximum number of requests in one queue.
@@ -279,8 +279,20 @@ impl FileQueue {
                 self.issue(index);
             }
             (Step::Allocate, IoOp::WriteZeroes) if unknown => self.zero_by_writing(index),
-            _ => self.finish(index, Err(IoError::from_errno(error.raw_os_error()))),
+            _ => {
+                let removed = if error == Errno::NOSPC { self.removed() } else { None };
+                let error = removed.unwrap_or_else(|| IoError::from_errno(error.raw_os_error()));
+                self.finish(index, Err(error));
+            }
         }
+    }
+
+    /// The error of a disk that was removed: the kernel sets its size to 0, so that reads meet its
+    /// end and writes lack space.
+    fn removed(&self) -> Option<IoError> {
+        let is_gone =
+            self.shared.is_block && probe::size(&self.shared.file).is_ok_and(|size| size == 0);
+        is_gone.then(|| IoError::from_errno(Errno::NODEV.raw_os_error()))
     }
 
     /// Continues a job after a successful step.
@@ -297,8 +309,8 @@ impl FileQueue {
                     job.moved -= job.moved % unit;
                     if job.moved <= before {
                         let cut = io::Error::from(io::ErrorKind::UnexpectedEof);
-                        return self
-                            .finish(index, Err(IoError::with_source(ErrorKind::Media, cut)));
+                        let cut = IoError::with_source(ErrorKind::Media, cut);
+                        return self.finish(index, Err(self.removed().unwrap_or(cut)));
                     }
                     return self.issue(index);
                 }

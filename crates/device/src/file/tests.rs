@@ -43,7 +43,7 @@ fn tmpfs_serves_too() {
 /// A loop device over a temporary file.
 struct Loop {
     device: PathBuf,
-    _file: TempPath,
+    file: TempPath,
 }
 
 impl Loop {
@@ -61,7 +61,7 @@ impl Loop {
         match made {
             Ok(output) if output.status.success() => {
                 let device = String::from_utf8(output.stdout).unwrap().trim().into();
-                Some(Self { device, _file: file })
+                Some(Self { device, file })
             }
             other => {
                 println!("skipped: no loop device here: {other:?}");
@@ -196,6 +196,32 @@ fn a_block_device_discards_and_is_locked() {
     assert_eq!(bench.read(36864, 4096).unwrap(), [7; 4096]);
     let again = FileDevice::open(&disk.device, OpenMode::default());
     assert!(matches!(again, Err(OpenError::InUse { .. })), "{:?}", again.err());
+}
+
+/// Regression: a disk that is removed while it is open was reported as full, or as ended, and
+/// writes past the cache failed. The kernel gives it the size 0, as this loop device.
+#[test]
+fn a_block_device_that_is_removed_is_gone_until_it_is_back() {
+    let Some(disk) = Loop::new(4096) else { return };
+    let device = FileDevice::open(&disk.device, OpenMode::default()).unwrap();
+    let mut bench = Bench::new(&device);
+    bench.write(8192, &[7; 4096]).unwrap();
+    let resize = |size| {
+        OpenOptions::new().write(true).open(&disk.file.0).unwrap().set_len(size).unwrap();
+        let told = Command::new("losetup").arg("--set-capacity").arg(&disk.device).status();
+        assert!(told.unwrap().success());
+    };
+    resize(0);
+    assert_eq!(bench.write(8192, &[8; 4096]).unwrap_err().kind(), ErrorKind::DeviceGone);
+    assert_eq!(bench.write(8200, &[8; 100]).unwrap_err().kind(), ErrorKind::DeviceGone);
+    assert_eq!(bench.read(8192, 4096).unwrap_err().kind(), ErrorKind::DeviceGone);
+    // One that has shrunk is there.
+    resize(8192);
+    assert_eq!(bench.write(8192, &[8; 4096]).unwrap_err().kind(), ErrorKind::NoSpace);
+    assert_eq!(bench.read(8192, 4096).unwrap_err().kind(), ErrorKind::Media);
+    resize(SIZE);
+    bench.write(8192, &[9; 4096]).unwrap();
+    assert_eq!(bench.read(8192, 4096).unwrap(), [9; 4096]);
 }
 
 /// Sectors of one 4 KiB block written concurrently: each must survive the read-modify-write of the
