@@ -2,6 +2,7 @@
 //! pool. A call to the pool may wait for a shard, so it runs on a thread that may block.
 
 mod events;
+mod held;
 mod statistics;
 pub mod web;
 
@@ -9,7 +10,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -23,8 +23,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::IncomingStream;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio::time::Sleep;
+use tokio::sync::{Semaphore, oneshot};
 use utoipa::OpenApi;
 
 use crate::access::SocketAccess;
@@ -42,13 +41,14 @@ use crate::peer::{self, Changers, ChangesBy, Peer};
 use crate::pool::{LeftSnapshot, PoolControl, PoolSnapshot, PrefetchTarget, TraceTarget, Wanted};
 use crate::settings::Change;
 use crate::socket::{SocketError, SocketFile, listen};
+use held::Held;
 
 /// Maximum length of a request body, in bytes.
 const BODY_BYTES_MAX: usize = 256 << 10;
 /// Maximum number of concurrent connections; later ones wait.
 const CONNECTIONS_MAX: usize = 32;
-/// How long a connection may be idle. Every answer but a stream's comes sooner, and a stream says
-/// that it is alive.
+/// How long a connection may be idle, or take nothing of its answer. Every answer but a stream's
+/// comes sooner, and a stream says that it is alive.
 const IDLE_MAX: Duration = Duration::from_secs(60);
 /// Maximum number of streams, so that they leave connections for commands.
 const STREAMS_MAX: usize = 8;
@@ -224,10 +224,10 @@ struct Bounded {
 }
 
 impl axum::serve::Listener for Bounded {
-    type Io = Held;
+    type Io = Held<UnixStream>;
     type Addr = tokio::net::unix::SocketAddr;
 
-    async fn accept(&mut self) -> (Held, Self::Addr) {
+    async fn accept(&mut self) -> (Held<UnixStream>, Self::Addr) {
         let places = Arc::clone(&self.places);
         let place = places.acquire_owned().await.expect("the semaphore is never closed");
         let (stream, address) = axum::serve::Listener::accept(&mut self.listener).await;
@@ -241,164 +241,7 @@ impl axum::serve::Listener for Bounded {
 
 impl Connected<IncomingStream<'_, Bounded>> for Peer {
     fn connect_info(stream: IncomingStream<'_, Bounded>) -> Self {
-        Self::of(&stream.io().stream)
-    }
-}
-
-/// A connection, with its permit. It breaks if it is idle for too long: a place belongs to those
-/// who use it.
-struct Held {
-    stream: UnixStream,
-    /// How long it may be idle.
-    limit: Duration,
-    /// Ends when it has been idle for so long.
-    idle: Pin<Box<Sleep>>,
-    _place: OwnedSemaphorePermit,
-}
-
-mod held {
-    //! I/O of a [`Held`] connection, forwarded to its stream.
-
-    use std::future::Future;
-    use std::io;
-    use std::pin::Pin;
-    use std::task::{Context, Poll};
-    use std::time::Duration;
-
-    use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-
-    use tokio::net::UnixStream;
-    use tokio::sync::OwnedSemaphorePermit;
-    use tokio::time::{Instant, sleep};
-
-    use super::Held;
-
-    impl Held {
-        pub(super) fn new(
-            stream: UnixStream,
-            limit: Duration,
-            place: OwnedSemaphorePermit,
-        ) -> Self {
-            Self { stream, limit, idle: Box::pin(sleep(limit)), _place: place }
-        }
-
-        /// Notes that bytes have come or gone.
-        fn is_used(&mut self) {
-            let until = Instant::now() + self.limit;
-            self.idle.as_mut().reset(until);
-        }
-
-        /// Waits for bytes to come or go, or fails when none have for too long.
-        fn wait<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
-            self.idle.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
-        }
-    }
-
-    impl AsyncRead for Held {
-        fn poll_read(
-            mut self: Pin<&mut Self>,
-            context: &mut Context<'_>,
-            buf: &mut ReadBuf<'_>,
-        ) -> Poll<io::Result<()>> {
-            let read = Pin::new(&mut self.stream).poll_read(context, buf);
-            if read.is_ready() {
-                self.is_used();
-                return read;
-            }
-            self.wait(context)
-        }
-    }
-
-    impl AsyncWrite for Held {
-        fn poll_write(
-            mut self: Pin<&mut Self>,
-            context: &mut Context<'_>,
-            bytes: &[u8],
-        ) -> Poll<io::Result<usize>> {
-            let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-            if written.is_ready() {
-                self.is_used();
-                return written;
-            }
-            self.wait(context)
-        }
-
-        fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Pin::new(&mut self.stream).poll_flush(context)
-        }
-
-        fn poll_shutdown(
-            mut self: Pin<&mut Self>,
-            context: &mut Context<'_>,
-        ) -> Poll<io::Result<()>> {
-            Pin::new(&mut self.stream).poll_shutdown(context)
-        }
-    }
-
-    #[cfg(test)]
-    mod tests {
-        use std::future::poll_fn;
-        use std::io::Write;
-        use std::sync::Arc;
-
-        use tokio::sync::Semaphore;
-
-        use super::*;
-
-        /// A connection with this limit, its client, and the places, of which it has the only one.
-        async fn held(limit: Duration) -> (Held, std::os::unix::net::UnixStream, Arc<Semaphore>) {
-            let places = Arc::new(Semaphore::new(1));
-            let place = Arc::clone(&places).acquire_owned().await.expect("it is free");
-            let pair = std::os::unix::net::UnixStream::pair();
-            let (client, server) = pair.expect("two sockets");
-            server.set_nonblocking(true).expect("it is a socket");
-            let server = UnixStream::from_std(server).expect("it is a socket");
-            (Held::new(server, limit, place), client, places)
-        }
-
-        async fn read(held: &mut Held) -> io::Result<()> {
-            let mut byte = [0];
-            let mut buf = ReadBuf::new(&mut byte);
-            poll_fn(|context| Pin::new(&mut *held).poll_read(context, &mut buf)).await
-        }
-
-        /// Regression: clients that connected and said nothing kept all places.
-        #[test]
-        fn an_idle_connection_ends_and_gives_its_place_back() {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.expect("a runtime").block_on(async {
-                let (mut held, mut client, places) = held(Duration::from_millis(300)).await;
-                let began = Instant::now();
-                for _ in 0..4 {
-                    sleep(Duration::from_millis(100)).await;
-                    client.write_all(&[7]).expect("it is sent");
-                    read(&mut held).await.expect("it is used");
-                }
-                let error = read(&mut held).await.expect_err("nothing comes");
-                assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-                assert!(began.elapsed() >= Duration::from_millis(700));
-                drop(held);
-                assert_eq!(places.available_permits(), 1);
-            });
-        }
-
-        /// Clients that sent requests and took no answer kept all places.
-        #[test]
-        fn a_connection_that_takes_nothing_ends() {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.expect("a runtime").block_on(async {
-                let (mut held, _client, _places) = held(Duration::from_millis(100)).await;
-                let error = loop {
-                    let bytes = [7; 4096];
-                    let write =
-                        |context: &mut Context<'_>| Pin::new(&mut held).poll_write(context, &bytes);
-                    if let Err(error) = poll_fn(write).await {
-                        break error;
-                    }
-                };
-                assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-            });
-        }
+        Self::of(stream.io().stream())
     }
 }
 

@@ -28,8 +28,9 @@ use tokio::task::JoinSet;
 pub use guard::Token;
 pub use listen::WebSocket;
 
-use super::{Answer, Shared, clients, describe, events, job, jobs, metrics, no_method, no_route};
-use super::{statistics, status, volume};
+use super::held::Held;
+use super::{Answer, IDLE_MAX, Shared, clients, describe, events, job, jobs, metrics, no_method};
+use super::{no_route, statistics, status, volume};
 use crate::monitor::Monitor;
 use crate::socket::{SocketError, SocketFile};
 use guard::Guard;
@@ -174,11 +175,8 @@ async fn serve(listener: Accept, router: axum::Router, mut ending: oneshot::Rece
         };
         match accepted {
             Ok(stream) => {
-                let serving = connection(stream, router.clone(), closing.clone());
-                connections.spawn(async move {
-                    serving.await;
-                    drop(place);
-                });
+                let stream = Held::new(stream, IDLE_MAX, place);
+                connections.spawn(connection(stream, router.clone(), closing.clone()));
             }
             Err(error) => {
                 tracing::debug!(%error, "a connection of the web listener was not accepted");
@@ -192,7 +190,7 @@ async fn serve(listener: Accept, router: axum::Router, mut ending: oneshot::Rece
 }
 
 async fn connection(
-    stream: Stream,
+    stream: Held<Stream>,
     router: axum::Router,
     mut closing: tokio::sync::watch::Receiver<bool>,
 ) {
@@ -206,4 +204,33 @@ async fn connection(
         _ = closing.wait_for(|closing| *closing) => serving.as_mut().graceful_shutdown(),
     }
     let _ = serving.await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Clients of a Unix socket that sent requests and took no answer kept all places.
+    #[test]
+    fn a_client_of_a_unix_socket_that_takes_no_answer_loses_its_place() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let (mut client, server) = UnixStream::pair().expect("two sockets");
+            server.set_nonblocking(true).expect("it is a socket");
+            let server = tokio::net::UnixStream::from_std(server).expect("it is a socket");
+            let places = Arc::new(Semaphore::new(1));
+            let place = Arc::clone(&places).acquire_owned().await.expect("it is free");
+            let stream = Held::new(Stream::Unix(server), Duration::from_millis(100), place);
+            let answer = "x".repeat(4 << 20);
+            let router = axum::Router::new().route("/", get(|| async { answer }));
+            client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").expect("it is sent");
+            let (_close, closing) = tokio::sync::watch::channel(false);
+            let serving = connection(stream, router, closing);
+            tokio::time::timeout(Duration::from_secs(10), serving).await.expect("it ends");
+            assert_eq!(places.available_permits(), 1);
+        });
+    }
 }
