@@ -33,6 +33,9 @@ pub struct Outbox {
     pub ios: Vec<(Endpoint, Io)>,
     /// Set when the connection must be closed once `bytes` are sent.
     pub close: bool,
+    /// Why, if the client made a mistake. The event loop logs it with the client's name, and limits
+    /// such lines; a session itself logs nothing.
+    pub why: Option<String>,
 }
 
 /// One client connection. Bounded: it keeps at most a fixed number of requests in flight and wants

@@ -1,9 +1,12 @@
-//! Permissions of a server's sockets: as given by its endpoints and its configuration.
+//! A server's sockets: their permissions, as given by its endpoints and its configuration, and what
+//! the log says of clients that do not speak the protocol.
 
 mod support;
 
 use std::fs;
+use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 
 use support::nbd::Nbd;
 use support::{Place, forebay};
@@ -53,4 +56,26 @@ fn a_group_that_is_not_there_is_refused() {
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("other.sock: there is no group \"no-such\" in /etc/group"), "{said}");
     assert!(!place.path("cache.img").exists(), "nothing was made");
+}
+
+/// Each client that did not speak NBD had a line of its own, so that a scanner filled the log.
+#[test]
+fn clients_that_break_the_handshake_do_not_fill_the_log() {
+    let (place, arguments) = Place::with_disk();
+    let server = place.start(&arguments);
+    for _ in 0..100 {
+        let mut client = UnixStream::connect(place.path("nbd.sock")).expect("it connects");
+        client.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("it is sent");
+        // The server may close before it has read all of it.
+        let _ = client.read_to_end(&mut Vec::new());
+    }
+    server.ask(&["stop"]);
+    let log = server.log("stopped");
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("handshake flags")).collect();
+    // A client has two lines, and a thread writes 20 in ten seconds.
+    assert!((5..50).contains(&lines.len()), "{log}");
+    assert!(
+        lines.iter().all(|line| line.contains("client gone") && line.contains("peer")),
+        "{log}"
+    );
 }

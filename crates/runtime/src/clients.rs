@@ -440,7 +440,8 @@ impl Clients {
                 if connection.seat != Seat::Told && self.chatter.may_say(now) {
                     let (received, sent) = connection.bytes;
                     let seconds = now.since(connection.accepted).as_secs_f64();
-                    tracing::info!(peer = %connection.peer, seconds, received, sent, "client gone");
+                    let (peer, why) = (&connection.peer, connection.why());
+                    tracing::info!(%peer, seconds, received, sent, why, "client gone");
                 }
                 connection.leave(&self.memory);
                 self.places.release(self.thread, connection.seat);

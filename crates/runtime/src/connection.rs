@@ -547,6 +547,12 @@ impl Connection {
         !self.ended && self.session.is_negotiating()
     }
 
+    /// The mistake for which its session closes it.
+    #[must_use]
+    pub fn why(&self) -> Option<&str> {
+        self.out.why.as_deref()
+    }
+
     /// When [`Connection::overdue`] must be asked, unless bytes are received or sent before.
     #[must_use]
     pub fn due(&self, patience: &Patience) -> Option<Instant> {

@@ -35,7 +35,7 @@ pub(crate) struct Agreement {
 }
 
 /// The step after an option.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Next {
     /// Read more options.
     Options,
@@ -43,8 +43,13 @@ pub(crate) enum Next {
     StartTls,
     /// Begin the transmission phase.
     Transmit(Agreement),
-    /// Close the connection.
-    Close,
+    /// Close the connection, for a reason if the client made a mistake.
+    Close(Option<String>),
+}
+
+/// The client made this mistake.
+fn close(why: impl Into<String>) -> Next {
+    Next::Close(Some(why.into()))
 }
 
 pub(crate) struct Handshake {
@@ -114,8 +119,8 @@ impl Handshake {
         let known = ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES;
         let unknown = flags.without(known);
         if unknown != ClientFlags::NONE {
-            tracing::info!("client set unknown handshake flags {:#x}: closing", unknown.0);
-            return Some((ClientFlags::BYTES, Next::Close));
+            let why = format!("it set unknown handshake flags {:#x}", unknown.0);
+            return Some((ClientFlags::BYTES, close(why)));
         }
         self.flags = Some(flags);
         Some((ClientFlags::BYTES, Next::Options))
@@ -132,8 +137,7 @@ impl Handshake {
         let header = match OptionHeader::decode(head) {
             Ok(header) => header,
             Err(error) => {
-                tracing::info!("client sent no option: {error}: closing");
-                return Some((bytes.len(), Next::Close));
+                return Some((bytes.len(), close(format!("it sent no option: {error}"))));
             }
         };
         if let Some(next) = self.judge(flags, header, out) {
@@ -152,34 +156,31 @@ impl Handshake {
         let is_export_name = code == OptionCode::EXPORT_NAME;
         let must_start_tls = matches!(self.shared.tls, Tls::Required(_)) && !self.in_tls;
         if self.options >= self.shared.limits.options {
-            tracing::info!("client sent {} options: closing", self.options);
-            return Some(Next::Close);
+            return Some(close(format!("it sent more than {} options", self.options)));
         }
         if !flags.has(ClientFlags::FIXED_NEWSTYLE) && !is_export_name {
-            tracing::info!("client sent option {code} without fixed newstyle: closing");
-            return Some(Next::Close);
+            return Some(close(format!("it sent option {code} without fixed newstyle")));
         }
         if code == OptionCode::ABORT {
             encode_option_reply(out, code, Kind::ACK, |_| ());
-            return Some(Next::Close);
+            return Some(Next::Close(None));
         }
         if let Some(why) = self.refusal {
             if is_export_name {
                 // The answer to this option cannot carry a reason.
-                return Some(Next::Close);
+                return Some(Next::Close(None));
             }
             return Some(refuse(out, code, Kind::ERR_POLICY, why));
         }
         if must_start_tls && code != OptionCode::STARTTLS {
             if is_export_name {
-                tracing::info!("client chose an export without the TLS it needs: closing");
-                return Some(Next::Close);
+                return Some(close("it chose an export without the TLS that it needs"));
             }
             return Some(refuse(out, code, Kind::ERR_TLS_REQD, "this server needs TLS"));
         }
         if header.len > OPTION_MAX {
             if is_export_name {
-                return Some(Next::Close);
+                return Some(close("the name of its export is longer than 32 KiB"));
             }
             return Some(refuse(out, code, Kind::ERR_TOO_BIG, "the option is longer than 32 KiB"));
         }
@@ -229,8 +230,7 @@ impl Handshake {
     fn export_name(&mut self, flags: ClientFlags, data: &[u8], out: &mut Vec<u8>) -> Next {
         let name = std::str::from_utf8(data).ok();
         let Some(export) = name.and_then(|name| self.shared.find(name)) else {
-            tracing::info!("client asked for an unknown export: closing");
-            return Next::Close;
+            return close("it asked for an unknown export");
         };
         let (size, flags_of) = (self.shared.exports[export].info.size, self.flags_of(export));
         out.extend_from_slice(&ExportReply { size, flags: flags_of }.encode());

@@ -42,7 +42,7 @@ impl NbdSession {
     /// connection.
     fn start_tls(&mut self, injected: usize, out: &mut Outbox) {
         if injected > 0 {
-            tracing::warn!("{injected} bytes came in plain text behind STARTTLS: closing");
+            out.why = Some(format!("{injected} bytes came in plain text behind STARTTLS"));
             self.protocol.die(out);
             return;
         }
@@ -52,7 +52,7 @@ impl NbdSession {
                 self.tls = Some(Box::new(tls));
             }
             Err(error) => {
-                tracing::warn!("cannot start TLS: {error}: closing");
+                out.why = Some(format!("TLS cannot be started: {error}"));
                 self.protocol.die(out);
             }
         }
@@ -192,7 +192,7 @@ impl Protocol {
                     match transmission.receive(&bytes[used..], out) {
                         Ok(more) => return used + more,
                         Err(error) => {
-                            tracing::info!("client sent no request: {error}: closing");
+                            out.why = Some(format!("it sent no request: {error}"));
                             self.die(out);
                         }
                     }
@@ -203,7 +203,10 @@ impl Protocol {
                     match next {
                         Next::Options => return used,
                         Next::Transmit(agreement) => self.transmit(agreement),
-                        Next::Close => self.die(out),
+                        Next::Close(why) => {
+                            out.why = why;
+                            self.die(out);
+                        }
                         Next::StartTls => {
                             self.starts_tls = true;
                             return used;

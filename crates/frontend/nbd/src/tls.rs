@@ -159,7 +159,7 @@ impl TlsLayer {
                 break;
             }
             if let Err(error) = self.decrypt(&mut rest) {
-                tracing::warn!("TLS failed: {error}: closing");
+                self.inner.why = Some(format!("TLS failed: {error}"));
                 protocol.die(&mut self.inner);
             }
         }
@@ -224,6 +224,7 @@ impl TlsLayer {
         if std::mem::take(&mut self.inner.close) {
             self.connection.send_close_notify();
             out.close = true;
+            out.why = self.inner.why.take();
         }
         while self.connection.wants_write() {
             if self.connection.write_tls(&mut out.bytes).is_err() {
