@@ -5,11 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_engine::{Health, Stats};
 
-use super::News;
+use super::{News, cut};
 use crate::api::{Job, JobState, Severity};
 use crate::pool::{Keeper, PoolSnapshot, UpgradeSnapshot, UpgradeState, VolumeSnapshot};
 use crate::units::Size;
 
+/// Most bytes of a setting's value in a text; longer ones are cut.
+const VALUE_BYTES_MAX: usize = 512;
 const BLOCK: u64 = forebay_block::BLOCK_SIZE as u64;
 
 /// What the pool was at the last look.
@@ -161,7 +163,8 @@ fn changed(
             continue;
         }
         let (volume, key) = setting;
-        let shown = |value: Option<&String>| value.map_or("none", String::as_str).to_owned();
+        let shown =
+            |value: Option<&String>| cut(value.map_or("none", |text| text), VALUE_BYTES_MAX);
         let text = format!("{key} was changed from {} to {}", shown(old), shown(value));
         let one = News::new("setting-changed", Severity::Info, text, "").about(key);
         news.push(volume.as_ref().map_or(one.clone(), |volume| one.of(volume)));

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
-use super::{Consumer, News};
+use super::{Consumer, News, cut};
 use crate::api::{Acknowledged, Event, Severity};
 use crate::error::{ControlError, ControlErrorKind};
 
@@ -19,6 +19,13 @@ const KEEP_INFO: Duration = Duration::from_secs(7 * 86_400);
 const KEEP: Duration = Duration::from_secs(30 * 86_400);
 /// Most updates that a stream may be behind; it then begins again from the list.
 const BEHIND_MAX: usize = 256;
+/// Most bytes of an event's text; longer ones are cut.
+const TEXT_BYTES_MAX: usize = 2048;
+/// Most bytes of a stored event: its text, in which JSON makes six bytes of one at most, and names,
+/// which are shorter.
+const EVENT_BYTES_MAX: usize = 8 * TEXT_BYTES_MAX;
+/// Most bytes of the text that an [`EventStore`] saves.
+pub const STORED_BYTES_MAX: usize = EVENTS_MAX * EVENT_BYTES_MAX;
 /// Most bytes of a consumer's name.
 const NAME_BYTES_MAX: usize = 64;
 /// Most consumers that are remembered for an event.
@@ -129,7 +136,7 @@ impl EventLog {
             kind: kind.to_owned(),
             severity,
             volume,
-            text,
+            text: cut(&text, TEXT_BYTES_MAX),
             remedy: remedy.to_owned(),
             first_unix_seconds: first,
             last_unix_seconds: now,
@@ -244,6 +251,9 @@ fn load(store: &dyn EventStore) -> io::Result<Option<Stored>> {
     let mut stored: Stored = serde_json::from_str(&text).map_err(io::Error::other)?;
     let excess = stored.events.len().saturating_sub(EVENTS_MAX);
     stored.events.drain(..excess);
+    for Entry { event, .. } in &mut stored.events {
+        event.text = cut(&event.text, TEXT_BYTES_MAX);
+    }
     let highest = stored.events.iter().map(|entry| entry.event.id).max().unwrap_or(0);
     if highest >= stored.next {
         return Err(io::Error::other(format!("event {highest} is not below {}", stored.next)));
@@ -268,6 +278,8 @@ fn unix_seconds() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use forebay_block::NAME_BYTES_MAX as VOLUME_BYTES_MAX;
+
     use super::*;
 
     #[derive(Clone, Default)]
@@ -341,6 +353,33 @@ mod tests {
             log.acknowledge(300, &number.to_string()).expect("there is room");
         }
         assert_eq!(log.acknowledge(300, "x").expect_err("no").kind, ControlErrorKind::Conflict);
+    }
+
+    /// Events of settings with very long values made a text that the next start refused.
+    #[test]
+    fn the_longest_events_are_read_back() {
+        let (shelf, long) = (Shelf::default(), "\u{1}".repeat(8 << 10));
+        let log = start(&shelf);
+        for number in 0..EVENTS_MAX {
+            let name = format!("{number:\"<VOLUME_BYTES_MAX$}");
+            let one = News::new("set", Severity::Error, long.clone(), "mend it").about(&name);
+            log.tell(one.of(&name));
+        }
+        for (event, by) in log.list(0).iter().flat_map(|e| (0..NAMES_MAX).map(move |by| (e, by))) {
+            let by = format!("{by:\"<NAME_BYTES_MAX$}");
+            log.acknowledge(event.id, &by).expect("there is room");
+        }
+        log.tell(news("last", "a"));
+        saved(&shelf, "last happened");
+        let stored = shelf.load().expect("it can").expect("it is saved");
+        assert!(stored.len() <= STORED_BYTES_MAX, "{}", stored.len());
+        assert_eq!(start(&shelf).list(0), log.list(0));
+    }
+
+    #[test]
+    fn long_texts_are_cut_at_a_character() {
+        assert_eq!(cut("short", 8), "short");
+        assert_eq!(cut("\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}", 9), "\u{e4} [...]");
     }
 
     #[test]

@@ -12,9 +12,21 @@ mod log;
 
 pub use consumers::{Consumer, Webhook};
 pub(crate) use detect::Detector;
-pub use log::{EventLog, EventStore, Update};
+pub use log::{EventLog, EventStore, STORED_BYTES_MAX, Update};
 
 use crate::api::Severity;
+
+/// The end of a text that was cut.
+const CUT: &str = " [...]";
+
+/// The first `most` bytes of a text that is longer, with [`CUT`] as its end.
+fn cut(text: &str, most: usize) -> String {
+    if text.len() <= most {
+        return text.to_owned();
+    }
+    let kept = text.floor_char_boundary(most - CUT.len());
+    format!("{}{CUT}", &text[..kept])
+}
 
 /// A new event.
 #[derive(Clone, PartialEq, Eq, Debug)]

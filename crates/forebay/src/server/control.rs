@@ -301,6 +301,19 @@ fn latencies(
     stats.volumes.iter().flat_map(of_volume).collect()
 }
 
+/// Why a change cannot be made: a start would not find it.
+fn not_kept(error: &io::Error) -> ControlError {
+    let what = format!("the change cannot be kept for the next start: {error}");
+    let (kind, hint) = match error.kind() {
+        io::ErrorKind::FileTooLarge => {
+            let hint = "nothing was changed; use shorter names of pins, or shorter rules";
+            (ControlErrorKind::Invalid, hint)
+        }
+        _ => (ControlErrorKind::Unavailable, "nothing was changed; see to the state directory"),
+    };
+    ControlError::new(kind, what, hint)
+}
+
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -390,11 +403,7 @@ impl Running {
         let checked = checked.and_then(|()| config.check_pins(self.facts.cache_bytes));
         checked.map_err(|error| invalid(error.to_string()))?;
         config.cache.rules.check_users().map_err(|what| invalid(format!("rules: {what}")))?;
-        keep(&wishes).map_err(|error| {
-            let what = format!("the change cannot be kept for the next start: {error}");
-            let hint = "nothing was changed; see to the state directory";
-            ControlError::new(ControlErrorKind::Unavailable, what, hint)
-        })?;
+        keep(&wishes).map_err(|error| not_kept(&error))?;
         for (Wish { spec, volume, .. }, &place) in wishes.iter().zip(&places) {
             self.tell(spec, *volume, &config, place);
         }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use forebay_control::api::Severity;
 use forebay_control::config::EventsConfig;
-use forebay_control::events::{Consumer, EventLog, EventStore, News};
+use forebay_control::events::{Consumer, EventLog, EventStore, News, STORED_BYTES_MAX};
 use forebay_runtime::{StateDir, file_of, sealed, unsealed};
 
-/// Longest file that is read, in bytes.
-const BYTES_MAX: u64 = 1 << 20;
+/// Longest file that is read, in bytes: the text, and its checksum.
+const BYTES_MAX: u64 = STORED_BYTES_MAX as u64 + (4 << 10);
 
 /// How the server came to serve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -164,7 +164,8 @@ impl KeptSettings {
     /// returns.
     ///
     /// # Errors
-    /// If they cannot be made durable. The settings kept before then stay in force.
+    /// If they cannot be made durable, or are longer than a start reads (`FileTooLarge`). The
+    /// settings kept before then stay in force.
     pub fn keep(&mut self, wishes: &[Wish]) -> io::Result<()> {
         let before = self.settings.clone();
         for Wish { volume, spec, value, configured } in wishes {
@@ -190,7 +191,7 @@ impl KeptSettings {
     /// Stores the kept settings; durable when this returns.
     ///
     /// # Errors
-    /// If they cannot be made durable.
+    /// If they cannot be made durable, or are longer than a start reads (`FileTooLarge`).
     pub fn store(&self) -> io::Result<()> {
         if self.settings.is_empty() {
             return self.state.remove(&self.name);
@@ -202,7 +203,13 @@ impl KeptSettings {
             let [value, configured] = [value, configured].map(|text| escaped(text));
             body += &format!("set {whose} {key} {value} {configured} {since}\n");
         }
-        self.state.replace(&self.name, &sealed(&body))
+        let text = sealed(&body);
+        if text.len() as u64 > BYTES_MAX {
+            let (name, bytes) = (&self.name, text.len());
+            let what = format!("{name} would have {bytes} bytes, and a start reads {BYTES_MAX}");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
+        }
+        self.state.replace(&self.name, &text)
     }
 }
 
@@ -257,6 +264,30 @@ mod tests {
         let line = format!("set cache rules {} {} 7", escaped("bypass user=a b"), escaped(""));
         let found = setting(&line).expect("it is one");
         assert_eq!((found.value.as_str(), found.configured.as_str()), ("bypass user=a b", ""));
+    }
+
+    /// Very long pins were kept, and the next start refused the file as damaged.
+    #[test]
+    fn what_a_start_would_not_read_is_not_kept() {
+        let name = format!("forebay-settings-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let state = StateDir::open(&directory).expect("it is made");
+        let spec = Spec::online().find(|spec| spec.key == "pinned").expect("it is one");
+        let wish = |bytes: usize| {
+            let value = format!("{}=..4KiB", "x".repeat(bytes));
+            [Wish { volume: Some(VolumeId(3)), spec, value, configured: String::new() }]
+        };
+        let mut kept = KeptSettings::load(&state, [7; 16]).expect("nothing is there");
+        kept.keep(&wish(1 << 20)).expect("it is not too long");
+        let error = kept.keep(&wish(4 << 20)).expect_err("it is too long");
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        assert!(error.to_string().contains(".settings would have 41"), "{error}");
+        let again = KeptSettings::load(&state, [7; 16]).expect("it is whole");
+        for one in [kept, again] {
+            let found = one.find(Some(VolumeId(3)), "pinned").expect("it is kept");
+            assert_eq!(found.value.len(), "=..4KiB".len() + (1 << 20));
+        }
+        std::fs::remove_dir_all(&directory).expect("it is ours");
     }
 
     #[test]
