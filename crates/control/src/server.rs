@@ -33,7 +33,7 @@ use crate::api::{
     TraceRequest, TraceStatus, UpgradeRequest, UpgradeStatus, VolumeInForce, VolumeSettings,
     VolumeStatus,
 };
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, FILE_BYTES_MAX};
 use crate::error::{ControlError, ControlErrorKind};
 use crate::metrics::exposition;
 use crate::monitor::Monitor;
@@ -45,6 +45,8 @@ use held::Held;
 
 /// Maximum length of a request body, in bytes.
 const BODY_BYTES_MAX: usize = 256 << 10;
+/// The same for one with a configuration, of which JSON makes two bytes of one at most.
+const APPLY_BYTES_MAX: usize = 2 * FILE_BYTES_MAX as usize + BODY_BYTES_MAX;
 /// Maximum number of concurrent connections; later ones wait.
 const CONNECTIONS_MAX: usize = 32;
 /// How long a connection may be idle, or take nothing of its answer. Every answer but a stream's
@@ -292,7 +294,7 @@ fn routes(shared: Shared) -> axum::Router {
         .route("/v1/volumes/{name}", get(volume))
         .route("/v1/volumes/{name}/drain", post(drain_volume))
         .route("/v1/set", post(set))
-        .route("/v1/apply", post(apply))
+        .route("/v1/apply", post(apply).layer(DefaultBodyLimit::max(APPLY_BYTES_MAX)))
         .route("/v1/retire", post(retire))
         .route("/v1/volumes/{name}/set", post(set_volume))
         .route("/v1/volumes/{name}/trace", get(trace).post(start_trace).delete(stop_trace))

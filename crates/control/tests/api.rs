@@ -13,7 +13,7 @@ use forebay_control::access::SocketAccess;
 use forebay_control::api::{
     ApplyRequest, JobState, PoolStatus, PrefetchRequest, TraceRequest, VolumeShift,
 };
-use forebay_control::config::Config;
+use forebay_control::config::{Config, FILE_BYTES_MAX};
 use forebay_control::events::EventLog;
 use forebay_control::settings::{Change, Differences, NewValue, Spec, in_force, parse_named};
 use forebay_control::{
@@ -564,6 +564,25 @@ fn a_configuration_is_applied_as_a_whole_or_its_mistake_is_told() {
             "upgrade to /own".to_owned(),
         ]
     );
+}
+
+/// One of more than 256 KiB could be started with, and not applied.
+#[test]
+fn the_longest_configuration_can_be_applied() {
+    let served = Served::new();
+    let apply = |bytes: usize| {
+        let mut config = "[cache]\npath = \"/c\"\n[server]\nnbd = [\"unix:/s\"]\n\
+                          [[volume]]\nname = \"a\"\nprimary = \"/p\"\n"
+            .to_owned();
+        // JSON doubles a line break.
+        config.push_str(&"\n".repeat(bytes - config.len()));
+        served.client.apply(&ApplyRequest { config, path: "/f".to_owned(), dry_run: true })
+    };
+    let longest = usize::try_from(FILE_BYTES_MAX).expect("it is small");
+    assert!(apply(longest).expect("it is not too long").hand_over.is_none());
+    let (status, message) = refused(apply(longest + 1));
+    assert_eq!(status, 400);
+    assert!(message.contains("/f: it has 1048577 bytes, and the limit is 1048576"), "{message}");
 }
 
 #[test]

@@ -210,4 +210,9 @@ fn files_that_cannot_be_read_are_named() {
     let missing = Config::text(Path::new("/nonexistent/forebay.toml"));
     let message = missing.expect_err("there is no such file").to_string();
     assert!(message.contains("/nonexistent/forebay.toml"), "{message}");
+    let long = std::env::temp_dir().join(format!("forebay-long-{}", std::process::id()));
+    std::fs::write(&long, "#".repeat((1 << 20) + 1)).expect("a file can be written");
+    let message = Config::text(&long).expect_err("it is too long").to_string();
+    assert!(message.contains("it has 1048577 bytes, and the limit is 1048576;"), "{message}");
+    std::fs::remove_file(&long).expect("it is ours");
 }

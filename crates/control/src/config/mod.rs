@@ -290,6 +290,18 @@ pub enum ConfigError {
         /// The error of the operating system.
         source: std::io::Error,
     },
+    /// The text is longer than any configuration.
+    #[error(
+        "configuration {path}: it has {bytes} bytes, and the limit is {limit}; leave out comments, \
+         or name another file",
+        limit = FILE_BYTES_MAX
+    )]
+    TooLong {
+        /// Path of the file.
+        path: PathBuf,
+        /// Its length.
+        bytes: u64,
+    },
     /// The file is not TOML, a key is unknown, or a value is unusable.
     #[error("configuration {path}, line {line}: {what}")]
     Syntax {

@@ -11,7 +11,8 @@ use crate::settings::{Initial, Kind, Section, Spec};
 
 use super::{Config, ConfigError};
 
-/// Maximum length of a configuration file, in bytes.
+/// Maximum length of a configuration, in bytes: of one that is started with, and of one that is
+/// applied.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Advice for a file with `[volume]` instead of `[[volume]]`.
@@ -27,19 +28,16 @@ impl Config {
     /// When the file cannot be read, or is too long.
     pub fn text(path: &Path) -> Result<String, ConfigError> {
         let failed = |source| ConfigError::Read { path: path.to_owned(), source };
-        let length = fs::metadata(path).map_err(failed)?.len();
-        if length > FILE_BYTES_MAX {
-            let what = format!("{length} bytes are more than {FILE_BYTES_MAX}");
-            return Err(failed(std::io::Error::other(what)));
-        }
+        check_length(path, fs::metadata(path).map_err(failed)?.len())?;
         fs::read_to_string(path).map_err(failed)
     }
 
     /// Parses and checks `text`; `path` is for messages.
     ///
     /// # Errors
-    /// When a key is unknown, or a value is unusable.
+    /// When it is too long, a key is unknown, or a value is unusable.
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        check_length(path, text.len() as u64)?;
         let broken = |error: toml::de::Error| {
             Mistake(error.span().unwrap_or(0..0), error.message().trim().replace('\n', " "))
         };
@@ -56,6 +54,13 @@ impl Config {
         config.check()?;
         Ok(config)
     }
+}
+
+fn check_length(path: &Path, bytes: u64) -> Result<(), ConfigError> {
+    if bytes > FILE_BYTES_MAX {
+        return Err(ConfigError::TooLong { path: path.to_owned(), bytes });
+    }
+    Ok(())
 }
 
 type Item<'a, 'i> = (&'a Spanned<DeString<'i>>, &'a Spanned<DeValue<'i>>);
