@@ -22,6 +22,7 @@ use crate::api::{
     StatisticsStatus, StopRequest, StopStatus, TraceRequest, TraceStatus, UpgradeRequest,
     UpgradeStatus, VolumeStatus,
 };
+use crate::config::PinEdit;
 use crate::statistics::Window;
 
 pub use follow::Followed;
@@ -191,6 +192,14 @@ impl Client {
     ) -> Result<InForce, ClientError> {
         let path = volume.map(|name| format!("/v1/volumes/{}/set", escaped(name)));
         self.ask("POST", path.as_deref().unwrap_or("/v1/set"), Some(to))
+    }
+
+    /// Changes the pins of a volume. Returns the settings then in force.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn pin(&self, volume: &str, edit: &PinEdit) -> Result<InForce, ClientError> {
+        self.ask("POST", &format!("/v1/volumes/{}/pins", escaped(volume)), Some(edit))
     }
 
     /// Gives every setting the value that it has in a configuration, or changes nothing.

@@ -10,7 +10,7 @@ use forebay_engine::{ContentLocality, Eviction, Health, Mode, State, Stats, Volu
 use forebay_policy::RuleCount;
 
 use crate::ControlError;
-use crate::config::Config;
+use crate::config::{Config, PinEdit};
 use crate::settings::{Change, Differences, Spec, Way};
 
 /// A running pool, as seen by other threads. A call may take as long as one turn of a shard. Calls
@@ -35,6 +35,13 @@ pub trait PoolControl: Send + Sync + 'static {
     /// # Errors
     /// When there is no such volume, or the changes cannot be saved; then nothing is changed.
     fn set(&self, changes: &[Change]) -> Result<(), ControlError>;
+
+    /// Changes a volume's pins, also for later starts: one change after the other, so that none is
+    /// lost.
+    ///
+    /// # Errors
+    /// As for [`PoolControl::set`]; and when the change does not fit the pins of before.
+    fn pin(&self, volume: &str, edit: &PinEdit) -> Result<(), ControlError>;
 
     /// Brings a configuration into force, now and at later starts; nothing if this is a `dry_run`.
     /// If that takes a hand-over, it begins, and this returns at once:

@@ -33,7 +33,7 @@ use crate::api::{
     TraceRequest, TraceStatus, UpgradeRequest, UpgradeStatus, VolumeInForce, VolumeSettings,
     VolumeStatus,
 };
-use crate::config::{Config, ConfigError, FILE_BYTES_MAX};
+use crate::config::{Config, ConfigError, FILE_BYTES_MAX, PinEdit};
 use crate::error::{ControlError, ControlErrorKind};
 use crate::metrics::exposition;
 use crate::monitor::Monitor;
@@ -261,6 +261,7 @@ impl Connected<IncomingStream<'_, Bounded>> for Peer {
         cancel,
         set,
         set_volume,
+        pin,
         apply,
         retire,
         start_trace,
@@ -297,6 +298,7 @@ fn routes(shared: Shared) -> axum::Router {
         .route("/v1/apply", post(apply).layer(DefaultBodyLimit::max(APPLY_BYTES_MAX)))
         .route("/v1/retire", post(retire))
         .route("/v1/volumes/{name}/set", post(set_volume))
+        .route("/v1/volumes/{name}/pins", post(pin))
         .route("/v1/volumes/{name}/trace", get(trace).post(start_trace).delete(stop_trace))
         .route("/v1/volumes/{name}/prefetch", get(prefetched).post(prefetch).delete(stop_prefetch))
         .route("/v1/volumes/{name}/disk", post(attach).delete(detach))
@@ -467,12 +469,34 @@ async fn set_volume(
     let Json(VolumeSettings(settings)) = settings?;
     ask(move || {
         shared.pool.snapshot()?.volume(&name)?;
-        let snapshot = change(&*shared.pool, Some(&name), &settings)?;
-        let InForce { settings } = InForce::of(&snapshot, Some(&name));
-        let volume = VolumeStatus::of(&snapshot, snapshot.volume(&name)?);
-        Ok(Json(VolumeInForce { volume, settings }))
+        in_force_of(&change(&*shared.pool, Some(&name), &settings)?, &name)
     })
     .await
+}
+
+/// Pins bytes of a volume, or unpins what has a name, and leaves its other pins, also for later
+/// starts.
+#[utoipa::path(post, path = "/v1/volumes/{name}/pins", params(("name" = String, Path)),
+    request_body = PinEdit, responses((status = 200, body = VolumeInForce),
+    (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
+    (status = 503, body = ErrorBody)))]
+async fn pin(
+    State(shared): State<Shared>,
+    Segment(name): Segment<String>,
+    edit: Result<Json<PinEdit>, JsonRejection>,
+) -> Answer<Json<VolumeInForce>> {
+    let Json(edit) = edit?;
+    ask(move || {
+        shared.pool.pin(&name, &edit)?;
+        in_force_of(&shared.pool.snapshot()?, &name)
+    })
+    .await
+}
+
+/// A volume with its settings in force.
+fn in_force_of(pool: &PoolSnapshot, name: &str) -> Result<Json<VolumeInForce>, ControlError> {
+    let InForce { settings } = InForce::of(pool, Some(name));
+    Ok(Json(VolumeInForce { volume: VolumeStatus::of(pool, pool.volume(name)?), settings }))
 }
 
 /// Brings a configuration into force, or changes nothing.

@@ -13,7 +13,7 @@ use forebay_control::access::SocketAccess;
 use forebay_control::api::{
     ApplyRequest, JobState, PoolStatus, PrefetchRequest, TraceRequest, VolumeShift,
 };
-use forebay_control::config::{Config, FILE_BYTES_MAX};
+use forebay_control::config::{Config, FILE_BYTES_MAX, PinEdit};
 use forebay_control::events::EventLog;
 use forebay_control::settings::{Change, Differences, NewValue, Spec, in_force, parse_named};
 use forebay_control::{
@@ -194,6 +194,10 @@ impl PoolControl for Table {
             self.ask(format!("{} of {whose} to {value}", spec.key))?;
         }
         Ok(())
+    }
+
+    fn pin(&self, volume: &str, edit: &PinEdit) -> Result<(), ControlError> {
+        self.ask(format!("pins of {volume}: {edit:?}"))
     }
 
     /// As if the configuration in force had another cache device, and another first volume.
@@ -586,6 +590,22 @@ fn the_longest_configuration_can_be_applied() {
 }
 
 #[test]
+fn pins_are_changed_one_by_one() {
+    let served = Served::new();
+    let answer = served.client.pin("d b", &PinEdit::Add("..4KiB".to_owned())).expect("a pin");
+    assert!(answer.settings.iter().any(|one| one.volume.as_deref() == Some("d b")));
+    served.client.pin("d b", &PinEdit::Remove("all".to_owned())).expect("all");
+    let error = served.client.ask::<serde_json::Value>(
+        "POST",
+        "/v1/volumes/log/pins",
+        Some(&serde_json::json!({"add": "..4KiB", "remove": "all"})),
+    );
+    assert!(matches!(refused(error).0, 400 | 422), "one at a time");
+    let asked = ["pins of d b: Add(\"..4KiB\")", "pins of d b: Remove(\"all\")"];
+    assert_eq!(served.table.asked(), asked);
+}
+
+#[test]
 fn the_device_is_given_up_on_demand() {
     let served = Served::new();
     assert!(served.client.retire().expect("it may be").accepted);
@@ -770,6 +790,7 @@ fn the_description_lists_every_route() {
         "/v1/volumes/{name}",
         "/v1/volumes/{name}/disk",
         "/v1/volumes/{name}/drain",
+        "/v1/volumes/{name}/pins",
         "/v1/volumes/{name}/prefetch",
         "/v1/volumes/{name}/set",
         "/v1/volumes/{name}/trace",

@@ -96,6 +96,31 @@ fn what_is_pinned_stays_whatever_else_is_read() {
     server.stop(&[]);
 }
 
+/// Each read the pins, and wrote back all of them with its own: the last one won.
+#[test]
+fn pins_of_several_at_once_are_all_kept() {
+    let (place, arguments) = filled();
+    let server = place.start(&arguments);
+    let block = |number: u64| format!("{}KiB..{}KiB", 8 * number, 8 * number + 4);
+    std::thread::scope(|scope| {
+        for person in 0..4 {
+            let (server, block) = (&server, &block);
+            scope.spawn(move || {
+                for turn in 0..8 {
+                    server.ask(&["pin", "disk", "--range", &block(1 + 8 * person + turn)]);
+                }
+                server.ask(&["pin", "disk", "--remove", &block(1 + 8 * person)]);
+            });
+        }
+    });
+    let pins: serde_json::Value =
+        serde_json::from_str(&server.ask(&["pin", "disk", "--json"])).expect("JSON");
+    assert_eq!(pins.as_array().expect("a list").len(), 28, "{pins}");
+    let error = refused(&server, &["pin", "disk", "--remove", "x"]);
+    assert!(error.contains("nothing is pinned as \"x\""), "{error}");
+    server.stop(&[]);
+}
+
 #[test]
 fn a_file_is_pinned_where_it_lies() {
     if !can_attach() {

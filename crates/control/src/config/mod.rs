@@ -22,7 +22,7 @@ use forebay_engine::{CacheShare, ContentLocality, DirtyShare, Eviction, Mode, Pa
 pub use check::location;
 pub use list::{ListItem, TextList};
 pub use observed::{EventsConfig, WebConfig, WebListen};
-pub use pins::{PINNED_RANGES_MAX, Pin, PinList};
+pub use pins::{PINNED_RANGES_MAX, Pin, PinEdit, PinList};
 pub use read::FILE_BYTES_MAX;
 pub use rules::RuleList;
 

@@ -5,6 +5,8 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use forebay_policy::{range_text, read_range};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::list::{ListItem, TextList};
 use super::{Config, ConfigError, invalid};
@@ -79,6 +81,19 @@ impl fmt::Display for Pin {
 /// The pins of a volume.
 pub type PinList = TextList<Pin>;
 
+/// The name for all pins of a volume.
+const ALL: &str = "all";
+
+/// A change of a volume's pins, whatever else is pinned by then.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PinEdit {
+    /// Pin this too, a text as in the setting `pinned`; a pin of the same name goes.
+    Add(String),
+    /// Unpin this name, or `all`.
+    Remove(String),
+}
+
 impl ListItem for Pin {
     /// At most [`PINNED_RANGES_MAX`] ranges.
     fn check(all: &[Self]) -> Result<(), String> {
@@ -92,6 +107,34 @@ impl ListItem for Pin {
 }
 
 impl PinList {
+    /// These pins after a change.
+    ///
+    /// # Errors
+    /// When the new text is malformed, there are too many pins then, or none has the name.
+    pub fn edited(&self, edit: &PinEdit) -> Result<Self, String> {
+        let mut pins = self.clone();
+        match edit {
+            PinEdit::Add(text) => {
+                let mut new = Self::default();
+                new.add(text)?;
+                for pin in new.0 {
+                    // The same file again: it may have grown.
+                    pins.0.retain(|known| known.title() != pin.title());
+                    pins.0.push(pin);
+                }
+                Pin::check(&pins.0)?;
+            }
+            PinEdit::Remove(name) if name == ALL => pins.0.clear(),
+            PinEdit::Remove(name) => {
+                pins.0.retain(|pin| pin.title() != *name);
+                if pins == *self {
+                    return Err(format!("nothing is pinned as {name:?}"));
+                }
+            }
+        }
+        Ok(pins)
+    }
+
     /// The ranges of all pins.
     pub fn ranges(&self) -> impl Iterator<Item = &Range<u64>> {
         self.0.iter().flat_map(|pin| &pin.ranges)
@@ -148,6 +191,23 @@ mod tests {
         }
         let many: Vec<String> = (0..1025).map(|at| format!("{at}..{}", at + 1)).collect();
         assert!(PinList::default().add(&many.join(",")).is_err());
+    }
+
+    #[test]
+    fn a_change_leaves_the_other_pins() {
+        let mut pins = PinList::default();
+        pins.add("..1GiB; a=..4KiB").expect("pins");
+        let edited = |edit: PinEdit| pins.edited(&edit).map(|pins| pins.text().unwrap_or_default());
+        let (add, remove) = (|text: &str| PinEdit::Add(text.into()), PinEdit::Remove);
+        assert_eq!(edited(add("b=..8KiB")).expect("a pin"), "..1GiB; a=..4KiB; b=..8KiB");
+        assert_eq!(edited(add("a=..8KiB")).expect("a pin"), "..1GiB; a=..8KiB", "it has grown");
+        assert_eq!(edited(remove("..1GiB".into())).expect("it is one"), "a=..4KiB");
+        assert_eq!(edited(remove("all".into())).expect("there are some"), "");
+        assert!(edited(remove("b".into())).expect_err("there is none").contains("pinned as \"b\""));
+        assert!(edited(add("b")).is_err());
+        let many: Vec<String> = (0..1023).map(|at| format!("{at}..{}", at + 1)).collect();
+        let error = edited(add(&many.join(","))).expect_err("with those that are there");
+        assert!(error.contains("1025 ranges"), "{error}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod value;
 
 use forebay_block::VolumeId;
 
-use crate::config::{Config, VolumeConfig};
+use crate::config::{Config, PinList, VolumeConfig};
 use crate::pool::SettingSnapshot;
 
 pub use differences::{Difference, Differences, VolumeChange, VolumeDifference, Way};
@@ -439,6 +439,15 @@ pub enum NewValue {
 }
 
 impl Change {
+    /// The change of a volume's pins to these.
+    #[must_use]
+    pub fn pins(volume: &str, pins: &PinList) -> Self {
+        let spec = Spec::online().find(|spec| matches!(spec.online, Online::Pins));
+        let spec = spec.expect("the table has it");
+        let value = pins.text().map_or(NewValue::Unset, NewValue::Is);
+        Self { spec, volume: Some(volume.to_owned()), value }
+    }
+
     /// The change of setting `key` to the value `text`, of `volume` or of the whole cache. With a
     /// volume, settings of the cache are accepted too.
     ///

@@ -1,10 +1,8 @@
 //! `forebay pin`: bytes of a volume that stay in the cache. They are the volume's setting `pinned`.
 
-use std::collections::BTreeMap;
-
-use anyhow::bail;
 use clap::Args;
-use forebay_control::config::{Pin, PinList};
+use forebay_control::api::SettingStatus;
+use forebay_control::config::{Pin, PinEdit, PinList, TextList};
 use forebay_control::units::Size;
 use serde::Serialize;
 
@@ -52,46 +50,31 @@ struct Shown {
 /// Pins, unpins or lists.
 pub fn run(args: &PinArgs) -> anyhow::Result<()> {
     let client = args.daemon.client();
-    let status = client.status()?;
     let volume = client.volume(&args.volume)?;
-    let is_it = |name: &str, of: Option<&str>| name == PINNED && of == Some(&volume.name);
-    let mut settings = status.settings.iter();
-    let now = settings.find(|one| is_it(&one.name, one.volume.as_deref()));
-    let mut pins = PinList::default();
-    let now = now.map_or("", |setting| setting.value.as_str());
-    pins.add(now).map_err(anyhow::Error::msg)?;
-    let before = pins.clone();
     let new = args.places.on(&volume)?;
     if args.places.is_empty() && args.prefetch {
         return Err(WrongUsage("--prefetch needs --range or --file".to_owned()).into());
     }
-    match args.remove.as_deref() {
-        Some("all") => pins.0.clear(),
-        Some(name) => {
-            pins.0.retain(|pin| pin.title() != name);
-            if pins == before {
-                bail!("nothing is pinned as {name:?}; see `forebay pin {} --list`", volume.name);
-            }
-        }
-        None => {
-            for pin in &new {
-                // The same file again: it may have grown.
-                pins.0.retain(|known| known.title() != pin.title());
-                pins.0.push(pin.clone());
-            }
-        }
-    }
-    if pins != before {
-        let text = pins.text().unwrap_or_default();
-        // What the server would refuse is refused here, with the same words.
-        PinList::default().add(&text).map_err(anyhow::Error::msg)?;
-        let to = BTreeMap::from([(PINNED.to_owned(), text)]);
-        client.set(Some(&volume.name), &to)?;
-    }
+    let add = TextList(new.clone()).text().map(PinEdit::Add);
+    let edit = args.remove.clone().map(PinEdit::Remove).or(add);
+    let settings = match &edit {
+        Some(edit) => client.pin(&volume.name, edit)?.settings,
+        None => client.status()?.settings,
+    };
     if args.prefetch {
         prefetch::bring_in(&client, &volume.name, &new, None)?;
     }
-    Ok(output::line(&shown(&pins.0, args.json)?)?)
+    Ok(output::line(&shown(&pins_of(&settings, &volume.name)?.0, args.json)?)?)
+}
+
+/// The pins of a volume among the settings in force.
+fn pins_of(settings: &[SettingStatus], volume: &str) -> anyhow::Result<PinList> {
+    let is_it = |one: &&SettingStatus| one.name == PINNED && one.volume.as_deref() == Some(volume);
+    let mut pins = PinList::default();
+    if let Some(found) = settings.iter().find(is_it) {
+        pins.add(&found.value).map_err(anyhow::Error::msg)?;
+    }
+    Ok(pins)
 }
 
 fn shown(pins: &[Pin], json: bool) -> anyhow::Result<String> {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_block::{Endpoint, VolumeId};
-use forebay_control::config::{Config, VolumeConfig};
+use forebay_control::config::{Config, PinEdit, VolumeConfig};
 use forebay_control::settings::{self, Change, Differences, NewValue, Online, Spec, Way};
 use forebay_control::units::Size;
 use forebay_control::{
@@ -501,6 +501,20 @@ impl PoolControl for Running {
         let mut in_force = locked(&self.in_force);
         self.reconfiguration.refuse_under_way()?;
         self.change(&mut in_force, changes, |wishes| locked(&self.kept).keep(wishes))
+    }
+
+    fn pin(&self, volume: &str, edit: &PinEdit) -> Result<(), ControlError> {
+        let mut in_force = locked(&self.in_force);
+        self.reconfiguration.refuse_under_way()?;
+        let now = &in_force.volumes[self.place(volume)?].pinned;
+        let pins = now.edited(edit).map_err(|what| {
+            let hint = format!("nothing was changed; see `forebay pin {volume} --list`");
+            ControlError::new(ControlErrorKind::Invalid, what, hint)
+        })?;
+        if pins == *now {
+            return Ok(());
+        }
+        self.change(&mut in_force, &[Change::pins(volume, &pins)])
     }
 
     fn apply(&self, wanted: &Wanted, dry_run: bool) -> Result<Application, ControlError> {
