@@ -14,7 +14,7 @@ use std::fs::{self, OpenOptions};
 use std::ops::RangeInclusive;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -110,16 +110,23 @@ impl Plan {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert_eq!(volumes(server), before, "{said}");
-        until("the end of the attempt", || !self.place.path("state/applying").exists());
+        until("the end of the attempt", || self.on_record(".applying").is_none());
         self.is_over();
         said
     }
 
     /// Checks that nothing is on record that only a hand-over needs.
     fn is_over(&self) {
-        for name in ["applying", "warm-up"] {
-            assert!(!self.place.path("state").join(name).exists(), "{name}");
+        for kind in [".applying", ".warm-up"] {
+            assert_eq!(self.on_record(kind), None);
         }
+    }
+
+    /// The file of this kind in the state directory.
+    fn on_record(&self, kind: &str) -> Option<PathBuf> {
+        let all = fs::read_dir(self.place.path("state")).expect("it is there");
+        let mut all = all.map(|entry| entry.expect("it can be read").path());
+        all.find(|path| path.to_string_lossy().ends_with(kind))
     }
 
     fn primary(&self, name: &str) -> Vec<u8> {

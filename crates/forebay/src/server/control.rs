@@ -357,6 +357,11 @@ impl Running {
         all
     }
 
+    /// Keeps changes for the next start.
+    fn keep(&self, wishes: &[Wish]) -> io::Result<()> {
+        locked(&self.kept).keep(wishes)
+    }
+
     /// Takes a configuration for the one of the next start, which reads this text. So nothing of
     /// what was changed before is kept.
     fn adopt(&self, text: &str) -> io::Result<()> {
@@ -424,7 +429,7 @@ impl Running {
         let adopted = self.reconfiguration.will_read(&wanted.text);
         self.change(in_force, changes, |wishes| match adopted {
             true => self.adopt(&wanted.text),
-            false => locked(&self.kept).keep(wishes),
+            false => self.keep(wishes),
         })?;
         if adopted {
             take_online(&mut locked(&self.configured), in_force);
@@ -500,7 +505,7 @@ impl PoolControl for Running {
     fn set(&self, changes: &[Change]) -> Result<(), ControlError> {
         let mut in_force = locked(&self.in_force);
         self.reconfiguration.refuse_under_way()?;
-        self.change(&mut in_force, changes, |wishes| locked(&self.kept).keep(wishes))
+        self.change(&mut in_force, changes, |wishes| self.keep(wishes))
     }
 
     fn pin(&self, volume: &str, edit: &PinEdit) -> Result<(), ControlError> {
@@ -514,7 +519,7 @@ impl PoolControl for Running {
         if pins == *now {
             return Ok(());
         }
-        self.change(&mut in_force, &[Change::pins(volume, &pins)])
+        self.change(&mut in_force, &[Change::pins(volume, &pins)], |wishes| self.keep(wishes))
     }
 
     fn apply(&self, wanted: &Wanted, dry_run: bool) -> Result<Application, ControlError> {

@@ -21,7 +21,7 @@ use forebay_runtime::{Pool, StateDir, VolumeStats};
 
 use crate::disk::loops;
 use crate::host::overlap;
-use crate::server::applying::Applying;
+use crate::server::applying::{self, Applying};
 use crate::server::cache::size;
 use crate::server::control::locked;
 use crate::server::disks::Disks;
@@ -45,6 +45,8 @@ pub struct Reconfiguration {
     pub mount: Option<Arc<MountPoint>>,
     pub upgrades: Arc<Upgrades>,
     pub state: StateDir,
+    /// The cache in use.
+    pub cache: [u8; 16],
     /// Size of the cache device in use, in bytes.
     pub cache_bytes: u64,
     /// The configuration file of the start.
@@ -261,7 +263,9 @@ impl Reconfiguration {
         let differences = differences.clone();
         let primaries: Vec<String> =
             wanted.config.volumes.iter().map(|volume| location(&volume.primary)).collect();
-        let applying = Applying { text: wanted.text.clone(), new_cache, ids };
+        let source = self.source.as_deref().map(applying::source).unwrap_or_default();
+        let text = wanted.text.clone();
+        let applying = Applying { cache: self.cache, source, text, new_cache, ids };
         tracing::info!(
             volumes = differences.volumes.len(),
             settings = differences.settings.len(),
@@ -342,7 +346,7 @@ impl Reconfiguration {
     /// Puts the cached blocks of the volumes that stay on record, for the next cache.
     fn list_blocks(&self, ids: &[(VolumeId, String)]) {
         let Some(list) = WarmUp::of(&self.pool, self.cache_bytes, ids) else { return };
-        if let Err(error) = list.store(&self.state) {
+        if let Err(error) = list.store(&self.state, self.cache) {
             tracing::warn!(%error, "the next cache begins empty");
         }
     }
@@ -407,7 +411,7 @@ impl Reconfiguration {
             return;
         }
         self.gives_up_cache.store(false, Ordering::SeqCst);
-        if let Err(error) = Applying::end(&self.state) {
+        if let Err(error) = Applying::end(&self.state, self.cache, None, None) {
             tracing::warn!(%error, "left behind by a hand-over that failed");
         }
         let in_force = locked(&self.in_force);

@@ -2,7 +2,7 @@
 //! the control socket, reports that it is ready, and stops everything in order.
 
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -85,7 +85,7 @@ pub fn run(mut args: ServeArgs) -> anyhow::Result<()> {
         history::keep_or_warn(serving.cache.state(), text);
     }
     // Last: until it is ready, the server before may have to come back, and needs these records.
-    serving.end_apply(applying.is_some())?;
+    serving.end_apply(applying.as_ref(), args.config.as_deref())?;
     signals.reread = args.config.map(|path| Reread { path, running: serving.running.clone() });
     // First the keeper: a server that says it is ready comes back if it dies.
     serving.kept.tell(&Message::Ready)?;
@@ -113,9 +113,9 @@ fn prepare_to_take_over(
     let checked = args.config(kept).and_then(|(config, text)| {
         let applying = Applying::of(&config, text.as_deref())?;
         takeover::check(&config, applying.as_ref())?;
-        let warm_up = applying.filter(|applying| applying.new_cache).and_then(|_| {
+        let warm_up = applying.filter(|applying| applying.new_cache).and_then(|applying| {
             let state = StateDir::open(&config.cache.state_dir);
-            state.and_then(|state| WarmUp::take(&state)).unwrap_or_else(|error| {
+            state.and_then(|state| WarmUp::take(&state, applying.cache)).unwrap_or_else(|error| {
                 tracing::warn!(%error, "the cache begins empty");
                 None
             })
@@ -310,6 +310,7 @@ impl Serving {
             mount: point.clone(),
             upgrades,
             state: cache.state().clone(),
+            cache: cache.uuid(),
             cache_bytes: cache.bytes(),
             source: args.config.clone(),
             in_force: Arc::new(Mutex::new(in_force)),
@@ -325,7 +326,8 @@ impl Serving {
         if let Some(mount) = mount {
             let control = Arc::clone(&running) as Arc<dyn PoolControl>;
             // A server that comes back may find a volume as the one that failed has left it.
-            let may_differ = applying.is_some() || Applying::is_on_record(cache.state())?;
+            let file = args.config.as_deref();
+            let may_differ = applying.is_some() || Applying::is_on_record(cache.state(), file)?;
             mount::serve(mount, &pool, control, &kept, may_differ)?;
         }
         kept.hold(&name, "", socket.as_fd())?;
@@ -343,13 +345,14 @@ impl Serving {
         Ok(Self { pool, running, cache, mount, disks, control, web, endpoints, asked, kept, doors })
     }
 
-    /// Notes that the configuration is in force, if it was `applied`, and that no other one is
-    /// about to be.
-    fn end_apply(&self, applied: bool) -> anyhow::Result<()> {
-        if applied {
+    /// Notes that the configuration is in force, if it was `applied`, and that no other one of this
+    /// `file` is about to be.
+    fn end_apply(&self, applied: Option<&Applying>, file: Option<&Path>) -> anyhow::Result<()> {
+        if applied.is_some() {
             self.running.keep_settings()?;
         }
-        Ok(Applying::end(self.cache.state())?)
+        let text = applied.map(|applied| applied.text.as_str());
+        Ok(Applying::end(self.cache.state(), self.cache.uuid(), file, text)?)
     }
 
     /// Lets clients in, and goes on with those of the server before. The keeper must know that this

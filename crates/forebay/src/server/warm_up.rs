@@ -1,6 +1,7 @@
 //! The warm-up of a new cache. A server that gives its cache up lists the cached blocks in the
 //! state directory; the next one brings them into the new cache in the background, those first that
-//! were requested the most. The list is a hint: the blocks themselves come from the primaries.
+//! were requested the most. The list is named after the cache before. It is a hint: the blocks
+//! themselves come from the primaries.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -10,10 +11,10 @@ use std::io;
 use anyhow::Context as _;
 use forebay_block::{BLOCK_SIZE, ByteRange, VolumeId};
 use forebay_engine::ListedBlock;
-use forebay_runtime::{Pool, StateDir, sealed, unsealed};
+use forebay_runtime::{Pool, StateDir, file_of, sealed, unsealed};
 
-/// Name of the file.
-const NAME: &str = "warm-up";
+/// Kind of the file.
+const KIND: &str = "warm-up";
 /// Its first line.
 const HEADING: &str = "forebay warm-up 1";
 /// The line before the pieces.
@@ -63,21 +64,22 @@ impl WarmUp {
         is_whole.then(|| Self { device, volumes, pieces: list.sorted() })
     }
 
-    /// Takes the one on record, so that no later start finds it.
+    /// Takes the one of this cache on record, so that no later start finds it.
     ///
     /// # Errors
     /// If the state directory cannot be read or written.
-    pub fn take(state: &StateDir) -> io::Result<Option<Self>> {
-        let found = state.read(NAME, BYTES_MAX)?;
-        state.remove(NAME)?;
+    pub fn take(state: &StateDir, cache: [u8; 16]) -> io::Result<Option<Self>> {
+        let name = file_of(cache, KIND);
+        let found = state.read(&name, BYTES_MAX)?;
+        state.remove(&name)?;
         Ok(found.as_deref().and_then(parse))
     }
 
-    /// Puts it on record.
+    /// Puts it on record as that of this cache.
     ///
     /// # Errors
     /// If it cannot be made durable.
-    pub fn store(&self, state: &StateDir) -> anyhow::Result<()> {
+    pub fn store(&self, state: &StateDir, cache: [u8; 16]) -> anyhow::Result<()> {
         let mut body = format!("{HEADING}\ndevice {}\n", self.device);
         for name in &self.volumes {
             writeln!(body, "volume {name}")?;
@@ -86,15 +88,15 @@ impl WarmUp {
         for Piece { volume, number, blocks } in &self.pieces {
             writeln!(body, "{volume} {number:x} {blocks:x}")?;
         }
-        state.replace(NAME, &sealed(&body)).context("the blocks of the cache")
+        state.replace(&file_of(cache, KIND), &sealed(&body)).context("the blocks of the cache")
     }
 
-    /// Removes the one on record, if there is one.
+    /// Removes the one of this cache on record, if there is one.
     ///
     /// # Errors
     /// If it cannot be removed.
-    pub fn end(state: &StateDir) -> io::Result<()> {
-        state.remove(NAME)
+    pub fn end(state: &StateDir, cache: [u8; 16]) -> io::Result<()> {
+        state.remove(&file_of(cache, KIND))
     }
 
     /// Bytes of its blocks.
@@ -282,10 +284,12 @@ mod tests {
         let directory = std::env::temp_dir().join(name);
         let state = StateDir::open(&directory).expect("it is made");
         let one = list(&[(0, 7, 0), (1, 1 << 30, 3)]);
-        one.store(&state).expect("it is stored");
-        let text = state.read(NAME, BYTES_MAX).expect("it can be read").expect("it is there");
-        assert_eq!(WarmUp::take(&state).expect("it can be read"), Some(one));
-        assert_eq!(WarmUp::take(&state).expect("it can be read"), None);
+        one.store(&state, [7; 16]).expect("it is stored");
+        assert_eq!(WarmUp::take(&state, [8; 16]).expect("it can be read"), None, "another cache");
+        let name = file_of([7; 16], KIND);
+        let text = state.read(&name, BYTES_MAX).expect("it can be read").expect("it is there");
+        assert_eq!(WarmUp::take(&state, [7; 16]).expect("it can be read"), Some(one));
+        assert_eq!(WarmUp::take(&state, [7; 16]).expect("it can be read"), None);
         for cut in 0..text.len() {
             assert_eq!(parse(&text[..cut]), None, "{cut} bytes");
         }

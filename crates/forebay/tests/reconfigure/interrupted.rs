@@ -10,7 +10,7 @@ fn apply_half(plan: &Plan, server: &Server) -> (Child, String) {
     let mut apply = Command::new(env!("CARGO_BIN_EXE_forebay"));
     let apply = apply.args(["apply", &plan.write(), &server.control_argument()]);
     let apply = apply.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
-    until("it is on record", || plan.place.path("state/applying").exists());
+    until("it is on record", || plan.on_record(".applying").is_some());
     (apply, pid)
 }
 
@@ -221,7 +221,8 @@ fn a_start_after_an_apply_that_was_done_but_for_its_record_serves_the_new_cache(
     plan.connect("a").write(0, &noise(1, 6 << 20), true).expect("it is written");
     plan.cache = plan.cache.replace("100%", "20%").replace("64MiB", "96MiB");
     let (mut apply, _) = apply_half(&plan, &server);
-    let [record, aside] = ["state/applying", "applying"].map(|name| plan.place.path(name));
+    let record = plan.on_record(".applying").expect("it is on record");
+    let aside = plan.place.path("applying");
     fs::copy(&record, &aside).expect("it is copied");
     server.signal("CONT");
     assert!(apply.wait().expect("it is our child").success());
