@@ -275,6 +275,22 @@ fn a_bad_directory_is_refused_by_reason() {
     assert!(said.contains("mkdir -p"), "{said}");
 }
 
+/// The pool's threads and the keeper had a part in the mount, so that it stayed, dead.
+#[test]
+fn a_start_that_fails_leaves_no_mount() {
+    for transport in if can_mount() { transports() } else { Vec::new() } {
+        let (place, _cleanup, arguments) = over(transport);
+        // A name that a start removes when it serves, and cannot.
+        fs::create_dir_all(place.path("state/applying")).expect("it is made");
+        let said = place.refuse(&arguments);
+        assert!(said.contains("applying"), "{said}");
+        let mounts = fs::read_to_string("/proc/self/mounts").expect("a list");
+        assert!(!mounts.contains(&place.text("volumes")), "{mounts}");
+        fs::remove_dir(place.path("state/applying")).expect("it is empty");
+        place.start(&arguments).stop(&[]);
+    }
+}
+
 #[test]
 fn without_root_the_reason_is_told() {
     if !can_mount() || !have(&["setpriv"]) {

@@ -176,6 +176,34 @@ pub struct NewMount {
     left: Option<Note>,
 }
 
+/// A mount that this start has made. Dropping it unmounts: a failed start leaves none behind that
+/// nobody serves, whoever else still has the [`MountPoint`], and though the keeper holds it.
+pub struct Unserved(Option<Arc<MountPoint>>);
+
+impl Unserved {
+    /// The start has succeeded.
+    pub fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Unserved {
+    fn drop(&mut self) {
+        if let Some(point) = &self.0
+            && let Err(error) = point.unmount(CUT_OFF)
+        {
+            tracing::warn!(%error, place = %point.place.display(), "not unmounted");
+        }
+    }
+}
+
+impl NewMount {
+    /// What must go if the start fails; `None` for a mount of the server before, whose users wait.
+    pub fn unserved(&self) -> Option<Unserved> {
+        self.left.is_none().then(|| Unserved(Some(Arc::clone(&self.point))))
+    }
+}
+
 impl Drop for MountPoint {
     /// A failed start leaves no mount behind that nobody will serve.
     fn drop(&mut self) {

@@ -34,7 +34,7 @@ use crate::server::disks::{self, Disks};
 use crate::server::endpoints::{Doors, Endpoints};
 use crate::server::events::{self, Came};
 use crate::server::kept::{self, Kept};
-use crate::server::mount::{MountPoint, Prepared};
+use crate::server::mount::{MountPoint, NewMount, Prepared, Unserved};
 use crate::server::reconfigure::Reconfiguration;
 use crate::server::upgrades::Upgrades;
 use crate::server::warm_up::WarmUp;
@@ -233,6 +233,8 @@ struct Serving {
     running: Arc<Running>,
     cache: Cache,
     mount: Option<Arc<MountPoint>>,
+    /// Until clients may come.
+    unserved: Option<Unserved>,
     disks: Arc<Disks>,
     control: Server,
     web: Option<WebServer>,
@@ -290,6 +292,7 @@ impl Serving {
         endpoints.extend(place.as_ref().map(|place| format!("fuse:{}", place.display())));
         let transport = config.server.fuse_transport;
         let mount = place.map(|place| place.mount(transport, kept.is_there())).transpose()?;
+        let unserved = mount.as_ref().and_then(NewMount::unserved);
         let point = mount.as_ref().map(|mount| Arc::clone(&mount.point));
         let disks = Arc::new(Disks::new(pool.clone(), cache.state().clone()));
         let (stop, asked) = unbounded_channel();
@@ -342,7 +345,20 @@ impl Serving {
             running.warm_up(list);
         }
         let mount = point;
-        Ok(Self { pool, running, cache, mount, disks, control, web, endpoints, asked, kept, doors })
+        Ok(Self {
+            pool,
+            running,
+            cache,
+            mount,
+            unserved,
+            disks,
+            control,
+            web,
+            endpoints,
+            asked,
+            kept,
+            doors,
+        })
     }
 
     /// Notes that the configuration is in force, if it was `applied`, and that no other one of this
@@ -362,6 +378,9 @@ impl Serving {
         self.web.iter_mut().for_each(WebServer::own_file);
         let door = self.doors.open(&self.pool)?;
         let clients = left_clients::take(&mut self.kept)?;
+        if let Some(mount) = self.unserved.take() {
+            mount.keep();
+        }
         if !clients.is_empty() {
             tracing::info!(count = clients.len(), "clients of the server before");
             self.pool.adopt(clients, door);
