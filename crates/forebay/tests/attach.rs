@@ -226,6 +226,12 @@ fn what_is_in_use_stays_and_is_named() {
     assert!(refused(&server, &["attach", "disk"]).contains(&device));
     let said = refused(&server, &["stop"]);
     assert!(said.contains(&device) && said.contains("detach"), "{said}");
+    // A process that had the disk open without a file system was not seen, and the disk was ended.
+    let raw = fs::File::open(&device).expect("it is a disk");
+    let said = refused(&server, &["detach", "disk"]);
+    assert!(said.contains(&format!("is open in process {} (", std::process::id())), "{said}");
+    assert_eq!(server.status()["volumes"][0]["devices"], serde_json::json!([device]));
+    drop(raw);
     run(&["mkfs.ext4", "-q"], &device);
     client("mount", &[&device, &mounted.to_string_lossy()]);
     let said = refused(&server, &["attach", "disk"]);

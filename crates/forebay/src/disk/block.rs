@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use crate::disk::{list, loops, mounts};
@@ -15,6 +15,9 @@ use crate::disk::{list, loops, mounts};
 /// How long the file systems on disks may take to sync when the server stops.
 const SYNC_PATIENCE: Duration = Duration::from_secs(30);
 const SYNC_STEP: Duration = Duration::from_millis(10);
+/// How long a process may have a disk open that is to be removed.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+const CLOSE_STEP: Duration = Duration::from_millis(50);
 /// The kernel's block devices.
 pub const BLOCK_DEVICES: &str = "/sys/block";
 /// The same with their partitions.
@@ -111,17 +114,62 @@ pub fn unmount(path: &str) -> anyhow::Result<Option<PathBuf>> {
     Ok(place)
 }
 
-/// Fails if another process uses the disk.
+/// Fails if another process uses the disk. One that has it open without a file system must be known
+/// before the disk ends: the kernel would wait for that process.
 pub fn alone(path: &str) -> anyhow::Result<()> {
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
-    match rustix::fs::open(path, flags, Mode::empty()) {
-        Ok(_) => Ok(()),
+    // Dropped at once, since it would be found below.
+    match rustix::fs::open(path, flags, Mode::empty()).map(drop) {
+        Ok(()) => closed(path),
         Err(Errno::BUSY) => bail!(
             "{path} is in use, perhaps mounted in another namespace (a container's, a service's); \
              it stays attached"
         ),
         Err(error) => bail!("{path}: {error}; it stays attached"),
     }
+}
+
+/// Waits a moment until no process has the disk or a partition of it open, and fails
+/// otherwise: udev opens a disk for a short time when it changes.
+fn closed(path: &str) -> anyhow::Result<()> {
+    let numbers = numbers(&with_partitions(name(path)))?;
+    let limit = Instant::now() + CLOSE_PATIENCE;
+    loop {
+        let users = users(&numbers);
+        if users.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= limit {
+            let shown = users.join(", ");
+            bail!("{path} is open in {shown}; end that first, the disk stays attached");
+        }
+        std::thread::sleep(CLOSE_STEP);
+    }
+}
+
+/// The processes that have one of these block devices open, as far as this process may see that.
+fn users(numbers: &[String]) -> Vec<String> {
+    let mut users = Vec::new();
+    for id in names(Path::new("/proc")).into_iter().filter(|name| name.parse::<u32>().is_ok()) {
+        let process = Path::new("/proc").join(&id);
+        let files = process.join("fd");
+        if names(&files).iter().any(|file| is_one_of(&files.join(file), numbers)) {
+            let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+            users.push(format!("process {id} ({})", name.trim()));
+        }
+    }
+    users
+}
+
+/// Whether an open file is one of these block devices. No file system is asked, as it may not
+/// answer.
+fn is_one_of(file: &Path, numbers: &[String]) -> bool {
+    let known = rustix::fs::statx(CWD, file, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE);
+    known.is_ok_and(|known| {
+        let number = format!("{}:{}", known.stx_rdev_major, known.stx_rdev_minor);
+        FileType::from_raw_mode(known.stx_mode.into()) == FileType::BlockDevice
+            && numbers.contains(&number)
+    })
 }
 
 /// Flushes a disk: the file systems on it, and the cached blocks of the disk itself.
