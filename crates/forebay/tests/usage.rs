@@ -16,7 +16,7 @@ fn said(output: &Output) -> String {
 #[test]
 fn wrong_usage_is_2_and_says_what_to_do() {
     let serve = ["serve", "--primary=p", "--cache=c", "--nbd=unix:s"];
-    let refused: [(&[&str], &str); 16] = [
+    let refused: [(&[&str], &str); 17] = [
         (&[], "Usage"),
         (&["srve"], "serve"),
         (&["serve"], "--primary"),
@@ -31,6 +31,7 @@ fn wrong_usage_is_2_and_says_what_to_do() {
         (&["set", "db", "eviction=mru"], "lru"),
         (&["serve"], "serve --config <FILE>"),
         (&["check"], "CACHE"),
+        (&["setup", "--name=a b"], "\"a b\" cannot be used; use 1 to 64 of"),
         (&["analyze"], "PATH"),
         (&["serve", "--primary=p", "--cache=p", "--nbd=unix:s"], "is the cache device"),
     ];

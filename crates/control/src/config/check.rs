@@ -150,18 +150,27 @@ impl ServerConfig {
     }
 }
 
+/// Checks the name of a volume.
+///
+/// # Errors
+/// Says what can be used.
+pub fn check_name(name: &str) -> Result<(), ConfigError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let special = [".", "..", ".forebay"].contains(&name);
+    if special || name.is_empty() || name.len() > NAME_BYTES_MAX || !name.chars().all(plain) {
+        let what = format!("{name:?} cannot be used");
+        let hint = format!(
+            "use 1 to {NAME_BYTES_MAX} of a-z, A-Z, 0-9, '-', '_', '.', and not '.forebay'"
+        );
+        return Err(invalid("volume.name", what, &hint));
+    }
+    Ok(())
+}
+
 impl VolumeConfig {
     fn check(&self) -> Result<(), ConfigError> {
         let name = &self.name;
-        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        let special = [".", "..", ".forebay"].contains(&name.as_str());
-        if special || name.is_empty() || name.len() > NAME_BYTES_MAX || !name.chars().all(plain) {
-            let what = format!("{name:?} cannot be used");
-            let hint = format!(
-                "use 1 to {NAME_BYTES_MAX} of a-z, A-Z, 0-9, '-', '_', '.', and not '.forebay'"
-            );
-            return Err(invalid("volume.name", what, &hint));
-        }
+        check_name(name)?;
         if self.primary.is_empty() {
             let key = format!("volume {name:?}: primary");
             return Err(invalid(key, "is empty", "name a path or a URI"));

@@ -19,7 +19,7 @@ use std::time::Duration;
 use forebay_block::BLOCK_SIZE;
 use forebay_engine::{CacheShare, ContentLocality, DirtyShare, Eviction, Mode, Pace};
 
-pub use check::location;
+pub use check::{check_name, location};
 pub use list::{ListItem, TextList};
 pub use observed::{EventsConfig, WebConfig, WebListen};
 pub use pins::{PINNED_RANGES_MAX, Pin, PinEdit, PinList};

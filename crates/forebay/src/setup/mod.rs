@@ -14,7 +14,7 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use forebay_control::config::Config;
+use forebay_control::config::{Config, ConfigError, check_name};
 use forebay_control::units::{Size, Time};
 
 use crate::client::Daemon;
@@ -35,7 +35,7 @@ pub struct SetupArgs {
     #[arg(long, value_name = "URI")]
     primary: Option<String>,
     /// What clients and commands call the volume [default: the last part of the primary's name]
-    #[arg(long)]
+    #[arg(long, value_parser = volume_name)]
     name: Option<String>,
     /// The cache: an SSD, a partition of one, or a file on one
     #[arg(long, value_name = "PATH[,size=SIZE]")]
@@ -68,6 +68,11 @@ pub struct SetupArgs {
     /// Where the settings of units go
     #[arg(long, value_name = "DIR", default_value = "/etc/systemd/system", hide = true)]
     units: PathBuf,
+}
+
+/// Takes the name of a volume, so that a wrong one is wrong usage, and nothing is asked first.
+fn volume_name(text: &str) -> Result<String, ConfigError> {
+    check_name(text).map(|()| text.to_owned())
 }
 
 /// Asks, writes, starts, and shows the first status.
