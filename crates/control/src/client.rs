@@ -23,6 +23,7 @@ use crate::api::{
     UpgradeStatus, VolumeStatus,
 };
 use crate::config::PinEdit;
+use crate::socket::{PATH_BYTES_MAX, excess};
 use crate::statistics::Window;
 
 pub use follow::Followed;
@@ -43,6 +44,18 @@ pub enum ClientError {
     /// This user may not use the socket.
     #[error("control socket {0}: permission denied; run this as the user who runs the server")]
     Denied(PathBuf),
+    /// No socket can have this path.
+    #[error(
+        "control socket {path}: its path has {bytes} bytes, and the limit of Unix sockets is \
+         {limit}; use --control PATH with a shorter one",
+        limit = PATH_BYTES_MAX
+    )]
+    TooLong {
+        /// Path of the socket.
+        path: PathBuf,
+        /// Its length.
+        bytes: usize,
+    },
     /// The connection failed.
     #[error("control socket {path}: {source}; the server may have ended: its log says so")]
     Io {
@@ -405,6 +418,9 @@ impl Client {
     }
 
     fn io(&self, source: io::Error) -> ClientError {
+        if let Some(bytes) = excess(&self.socket) {
+            return ClientError::TooLong { path: self.socket.clone(), bytes };
+        }
         match source.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                 ClientError::NotRunning(self.socket.clone())

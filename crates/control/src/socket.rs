@@ -2,10 +2,12 @@
 //! but not if it is alive.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, lchown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::access::{SocketAccess, SocketMode};
@@ -15,12 +17,32 @@ const MODE: u32 = 0o600;
 /// Pending connections that the kernel queues.
 const BACKLOG: i32 = 128;
 
+/// Longest path of a Unix socket that can be bound or connected to, in bytes (unix(7)).
+pub const PATH_BYTES_MAX: usize = 107;
+
+/// The length of a path if it is too long for a Unix socket, in bytes.
+pub fn excess(path: &Path) -> Option<usize> {
+    Some(path.as_os_str().len()).filter(|&bytes| bytes > PATH_BYTES_MAX)
+}
+
 /// Why the control socket cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Another server answers there.
     #[error("control socket {0}: another server answers there; stop it, or use --control PATH")]
     Taken(PathBuf),
+    /// The path is longer than that of any socket.
+    #[error(
+        "socket {path}: its path has {bytes} bytes, and the limit of Unix sockets is {limit}; use \
+         a shorter one (--control PATH)",
+        limit = PATH_BYTES_MAX
+    )]
+    TooLong {
+        /// Path of the socket.
+        path: PathBuf,
+        /// Its length.
+        bytes: usize,
+    },
     /// The existing file is not a socket.
     #[error("control socket {0}: a file that is not a socket is there; use --control PATH")]
     NotSocket(PathBuf),
@@ -33,10 +55,7 @@ pub enum SocketError {
         what: String,
     },
     /// The operating system refused.
-    #[error(
-        "control socket {path}: {source}; use --control PATH with a path that you may write, of \
-         107 bytes at most"
-    )]
+    #[error("control socket {path}: {source}; use --control PATH with a path that you may write")]
     Io {
         /// Path of the socket.
         path: PathBuf,
@@ -80,6 +99,9 @@ fn make_directory(path: &Path) -> io::Result<()> {
 /// Listens at `path`.
 pub fn listen(path: &Path, access: &SocketAccess) -> Result<UnixListener, SocketError> {
     let failed = |source| SocketError::Io { path: path.to_owned(), source };
+    if let Some(bytes) = excess(path) {
+        return Err(SocketError::TooLong { path: path.to_owned(), bytes });
+    }
     let (owner, group) =
         access.numbers().map_err(|what| SocketError::Access { path: path.to_owned(), what })?;
     let mode = access.mode.map_or(MODE, |SocketMode(mode)| mode);
@@ -87,13 +109,19 @@ pub fn listen(path: &Path, access: &SocketAccess) -> Result<UnixListener, Socket
     clear(path)?;
     // Nobody can connect before `listen`, and permissions are set before that. The socket is
     // created under another name, then linked to its place: a link never replaces a file.
-    let beside = path.with_extension(format!("new-{}", std::process::id()));
+    let name = format!(".new-{}", std::process::id());
+    let beside = path.with_file_name(&name);
     let _ = std::fs::remove_file(&beside);
     let bound = || -> io::Result<UnixListener> {
         let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(family, kind, flags, None)?;
-        rustix::net::bind(&socket, &SocketAddrUnix::new(&beside)?)?;
+        // By way of its directory, since that name may be too long for a socket.
+        let place = path.parent().filter(|place| !place.as_os_str().is_empty());
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let place = rustix::fs::open(place.unwrap_or(Path::new(".")), flags, Mode::empty())?;
+        let short = format!("/proc/self/fd/{}/{name}", place.as_raw_fd());
+        rustix::net::bind(&socket, &SocketAddrUnix::new(short)?)?;
         if owner.is_some() || group.is_some() {
             lchown(&beside, owner, group)?;
         }
@@ -193,6 +221,27 @@ mod tests {
         drop(SocketFile::at(&path));
         assert!(!path.exists());
         std::fs::remove_dir(&directory).expect("it is empty");
+    }
+
+    /// The path was refused with a text that named no limit, and with fewer than 107 bytes.
+    #[test]
+    fn a_path_of_107_bytes_is_the_longest() {
+        let directory = std::env::temp_dir().join(format!("forebay-long-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("a temporary directory can be made");
+        let any = SocketAccess::default();
+        let path = |bytes: usize| {
+            let name = bytes - directory.as_os_str().len() - 1;
+            directory.join("x".repeat(name))
+        };
+        let longest = path(PATH_BYTES_MAX);
+        let _listener = listen(&longest, &any).expect("it is not too long");
+        UnixStream::connect(&longest).expect("it listens");
+        let error = listen(&path(PATH_BYTES_MAX + 1), &any).expect_err("too long").to_string();
+        assert!(error.contains("has 108 bytes, and the limit of Unix sockets is 107"), "{error}");
+        let client = crate::Client::new(path(PATH_BYTES_MAX + 1));
+        let error = client.status().expect_err("too long").to_string();
+        assert!(error.contains("has 108 bytes, and the limit of Unix sockets is 107"), "{error}");
+        std::fs::remove_dir_all(&directory).expect("the temporary directory can be removed");
     }
 
     #[test]

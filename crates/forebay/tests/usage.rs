@@ -133,7 +133,7 @@ fn errors_of_the_system_are_said_once_and_with_what_to_do() {
         (&["--primary=nbd://127.0.0.1:1/x"], 1, "Connection refused", "start its server"),
         (&["--nbd=unix:/no/such/s"], 1, "No such file or directory", "make its directory"),
         (&[&long], 1, "File name too long", "107 bytes"),
-        (&[&control], 1, "File name too long", "107 bytes"),
+        (&[&control], 1, "its path has 125 bytes", "the limit of Unix sockets is 107"),
         (&["--fuse=/no/such"], 1, "there is no such directory", "mkdir -p /no/such"),
         (&["--primary=s3://bucket/x"], 2, "unknown scheme \"s3\"", "nbdkit"),
         (&["--primary=nbds://host/x"], 2, "TLS to a primary", "nbd://"),
