@@ -42,6 +42,7 @@ pub type KeyMap<V> = HashMap<Key, V, KeyHash>;
 /// only one of them moves when it grows: all of a large map would take longer than a turn may.
 #[derive(Debug)]
 pub struct LargeMap<V> {
+    /// None until the first entry.
     parts: Vec<KeyMap<V>>,
     len: usize,
 }
@@ -51,7 +52,7 @@ const PARTS: usize = 1024;
 
 impl<V> Default for LargeMap<V> {
     fn default() -> Self {
-        Self { parts: (0..PARTS).map(|_| KeyMap::default()).collect(), len: 0 }
+        Self { parts: Vec::new(), len: 0 }
     }
 }
 
@@ -63,12 +64,12 @@ impl<V> LargeMap<V> {
 
     /// The value of a key.
     pub fn get(&self, key: &Key) -> Option<&V> {
-        self.parts[part_of(*key)].get(key)
+        self.parts.get(part_of(*key))?.get(key)
     }
 
     /// The value of a key, to be changed.
     pub fn get_mut(&mut self, key: &Key) -> Option<&mut V> {
-        self.parts[part_of(*key)].get_mut(key)
+        self.parts.get_mut(part_of(*key))?.get_mut(key)
     }
 
     /// Whether a key has a value.
@@ -78,6 +79,9 @@ impl<V> LargeMap<V> {
 
     /// Gives a key a value; returns the one that it had.
     pub fn insert(&mut self, key: Key, value: V) -> Option<V> {
+        if self.parts.is_empty() {
+            self.parts.resize_with(PARTS, KeyMap::default);
+        }
         let before = self.parts[part_of(key)].insert(key, value);
         self.len += usize::from(before.is_none());
         before
@@ -85,14 +89,27 @@ impl<V> LargeMap<V> {
 
     /// Takes a key's value.
     pub fn remove(&mut self, key: &Key) -> Option<V> {
-        let before = self.parts[part_of(*key)].remove(key);
+        let before = self.parts.get_mut(part_of(*key))?.remove(key);
         self.len -= usize::from(before.is_some());
         before
     }
 
-    /// Frees one of the parts of a map that is not used any more; returns whether there was one.
-    pub fn drop_part(&mut self) -> bool {
-        self.parts.pop().is_some()
+    /// Frees parts of a map that is not used any more, up to the first with which they had room for
+    /// `room` entries; returns whether there was one.
+    pub fn drop_parts(&mut self, room: usize) -> bool {
+        let parts = self.parts.len();
+        let mut freed = 0;
+        while freed < room
+            && let Some(part) = self.parts.pop()
+        {
+            freed += part.capacity();
+        }
+        self.parts.len() < parts
+    }
+
+    /// Whether [`LargeMap::drop_parts`] has more to free.
+    pub fn has_parts(&self) -> bool {
+        !self.parts.is_empty()
     }
 
     /// All entries.
@@ -139,5 +156,23 @@ mod tests {
         let longest = map.parts.iter().map(KeyMap::len).max().expect("there are parts");
         assert!(longest < 2 * map.len() / PARTS, "{longest} of {}", map.len());
         assert!(!map.contains_key(&Key(100_000)));
+    }
+
+    #[test]
+    fn a_large_map_is_freed_in_steps() {
+        const FREED: usize = 10_000;
+        let mut map = LargeMap::default();
+        assert!(!map.drop_parts(FREED), "an empty map has no parts");
+        (0..200_000).for_each(|n| assert_eq!(map.insert(Key(n), ()), None));
+        let room = |map: &LargeMap<()>| map.parts.iter().map(KeyMap::capacity).sum::<usize>();
+        let longest = map.parts.iter().map(KeyMap::capacity).max().expect("there are parts");
+        while let before = room(&map)
+            && map.drop_parts(FREED)
+        {
+            let freed = before - room(&map);
+            assert!(freed >= FREED.min(before), "{freed} of {before}");
+            assert!(freed < FREED + longest, "{freed} of {before}");
+        }
+        assert_eq!(room(&map), 0);
     }
 }

@@ -7,14 +7,14 @@
 //! is not settled is clean, so its primary has the newest version.
 
 use crate::contents::Contents;
-use crate::key::{Key, KeyMap};
+use crate::key::{Key, LargeMap};
 
 /// The settled blocks, while the rest is being loaded. Each block that is settled while the shard
 /// serves has an entry in the log, of which no segment is freed in the meantime. So the free
 /// segments limit their number.
 #[derive(Debug, Default)]
 pub(super) struct Loading {
-    settled: KeyMap<()>,
+    pub(super) settled: LargeMap<()>,
     /// Whether the changes are those of entries being applied.
     is_applying: bool,
 }
@@ -22,15 +22,16 @@ pub(super) struct Loading {
 impl Contents {
     /// Notes that only the entries of these blocks have been applied, or will be before the shard
     /// serves.
-    pub fn begin_loading(&mut self, settled: KeyMap<()>) {
+    pub fn begin_loading(&mut self, settled: LargeMap<()>) {
         self.loading = Some(Box::new(Loading { settled, is_applying: false }));
         self.pages.set_loading(true);
     }
 
-    /// Notes that all entries have been applied.
-    pub fn end_loading(&mut self) {
-        self.loading = None;
+    /// Notes that all entries have been applied. Returns the settled blocks, which nothing needs
+    /// any more: all of their memory takes long to free.
+    pub fn end_loading(&mut self) -> LargeMap<()> {
         self.pages.set_loading(false);
+        self.loading.take().map(|loading| loading.settled).unwrap_or_default()
     }
 
     /// Whether there are entries that have not been applied.
@@ -69,5 +70,34 @@ impl Contents {
         if let Some(loading) = self.loading.as_mut().filter(|loading| !loading.is_applying) {
             loading.settled.insert(key, ());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::FREED_ROOM;
+    use crate::ram::Ram;
+
+    #[test]
+    fn the_settled_blocks_grow_and_go_in_parts() {
+        let settled = || {
+            let (mut contents, mut ram) = (Contents::new(1, 8, 1), Ram::new(0, false));
+            contents.begin_loading(LargeMap::default());
+            (0..200_000).for_each(|n| contents.forget(Key(n), &mut ram));
+            assert!(contents.is_settled(Key(7)) && !contents.is_settled(Key(200_000)));
+            contents
+        };
+        let mut contents = settled();
+        let mut ended = contents.end_loading();
+        assert_eq!((ended.len(), contents.is_loading()), (200_000, false));
+        let steps = std::iter::from_fn(|| ended.drop_parts(FREED_ROOM).then_some(())).count();
+        assert!(steps > 10, "a part is a small share of them: {steps} steps");
+        // A device that fails while the shard loads gives the same up.
+        let mut contents = settled();
+        contents.give_up();
+        let dropped = || contents.has_given_up().then(|| contents.drop_given_up());
+        let given_up = std::iter::from_fn(dropped).count();
+        assert!(given_up > steps, "{given_up} steps");
     }
 }

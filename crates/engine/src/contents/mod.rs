@@ -30,7 +30,7 @@ pub use pages::{Pages, UNIT_PAGES_MAX};
 use sharing::Sharing;
 
 use crate::key::{Key, KeyMap, LargeMap};
-use crate::limits::step;
+use crate::limits::{FREED_ROOM, step};
 use crate::ram::Ram;
 
 /// A version of a block.
@@ -87,6 +87,7 @@ pub struct Contents {
 struct GivenUp {
     index: Index,
     bases: LargeMap<Base>,
+    settled: LargeMap<()>,
     /// The number of segments whose sharers are forgotten.
     segments: usize,
 }
@@ -172,7 +173,8 @@ impl Contents {
         assert_eq!(self.dirty.blocks(), 0, "dirty blocks are on the primary first");
         let index = std::mem::replace(&mut self.index, Index::new(1));
         let bases = std::mem::take(&mut self.bases);
-        self.given_up = Some(Box::new(GivenUp { index, bases, segments: 0 }));
+        let settled = self.loading.take().map(|loading| loading.settled).unwrap_or_default();
+        self.given_up = Some(Box::new(GivenUp { index, bases, settled, segments: 0 }));
         for segment in &mut self.segments {
             (segment.live, segment.dirty) = (0, 0);
         }
@@ -183,7 +185,6 @@ impl Contents {
         self.sharing.forget_unsettled();
         self.unlogged.clear();
         self.unnamed.clear();
-        self.loading = None;
         (self.payload_bytes, self.stored) = (0, [0; EntryKind::NUMBERS]);
         (self.dirty_in_store, self.dirty_floor) = (0, SegmentSeq(1));
     }
@@ -191,7 +192,8 @@ impl Contents {
     /// Frees some more of what was given up.
     pub fn drop_given_up(&mut self) {
         let Some(given_up) = &mut self.given_up else { return };
-        if !given_up.index.drop_piece() && !given_up.bases.drop_part() {
+        let GivenUp { index, bases, settled, .. } = &mut **given_up;
+        if !index.drop_piece() && !bases.drop_parts(FREED_ROOM) && !settled.drop_parts(FREED_ROOM) {
             let first = given_up.segments;
             given_up.segments = self.segments.len().min(first + GIVEN_UP_SEGMENTS);
             let segments = first..given_up.segments;

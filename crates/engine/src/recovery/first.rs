@@ -15,7 +15,7 @@ use forebay_format::{Entry, EntryKind, FooterTrailer, Lsn, SegmentSeq, footer_en
 use crate::api::Trust;
 use crate::cache::Cache;
 use crate::contents::Contents;
-use crate::key::{Key, KeyMap};
+use crate::key::{Key, LargeMap};
 use crate::recovery::load::keys_of;
 use crate::recovery::salvage::is_placeholder;
 use crate::recovery::{Phase, Start};
@@ -35,7 +35,7 @@ pub(super) enum Pass {
 /// The needed blocks.
 #[derive(Debug, Default)]
 pub(super) struct Needed {
-    keys: KeyMap<()>,
+    keys: LargeMap<()>,
     /// One bit for each hash of a needed block: most other blocks are told apart without a lookup.
     filter: Vec<u64>,
 }
@@ -52,15 +52,17 @@ pub(super) struct Sifted {
 impl Needed {
     fn add(&mut self, entry: &Entry) {
         if entry.kind != EntryKind::Checkpoint {
-            self.keys.extend(keys_of(entry).map(|key| (key, ())));
+            keys_of(entry).for_each(|key| {
+                self.keys.insert(key, ());
+            });
         }
     }
 
     /// Takes the blocks, and keeps the filter for them.
-    pub fn take_keys(&mut self) -> KeyMap<()> {
+    pub fn take_keys(&mut self) -> LargeMap<()> {
         let bits = (self.keys.len() * FILTER_BITS).next_power_of_two().max(u64::BITS as usize);
         self.filter = vec![0; bits / u64::BITS as usize];
-        for key in self.keys.keys() {
+        for (key, ()) in self.keys.iter() {
             let (word, bit) = self.bit_of(*key);
             self.filter[word] |= bit;
         }

@@ -21,9 +21,10 @@ use forebay_format::{FooterTrailer, TablePosition, footer_entries};
 use crate::api::Effects;
 use crate::api::event::Event;
 use crate::cache::Cache;
-use crate::key::Key;
+use crate::key::{Key, LargeMap};
 use crate::limits::{
-    EXTENTS_FOUND, LATE_FOOTERS, LOAD_READS_MAX, LOADED_HURRY, LOADED_MAX, LOADED_ONE_IN,
+    EXTENTS_FOUND, FREED_ROOM, LATE_FOOTERS, LOAD_READS_MAX, LOADED_HURRY, LOADED_MAX,
+    LOADED_ONE_IN,
 };
 use crate::note::Note;
 use crate::recovery::first::Pass;
@@ -48,6 +49,8 @@ pub(super) struct Late {
     /// Failed reads in a row; nothing is read before `retry_at`.
     failures: u32,
     retry_at: Instant,
+    /// After the last step: the settled blocks, to be freed.
+    over: Option<LargeMap<()>>,
 }
 
 #[derive(Debug)]
@@ -80,6 +83,7 @@ impl Late {
             next_at: now,
             failures: 0,
             retry_at: now,
+            over: None,
         }
     }
 
@@ -152,7 +156,10 @@ impl Start {
 
     /// When [`Start::pump_late`] has more to do; `is_idle` says that no request is in flight.
     pub fn late_at(&self, cache: &Cache, is_idle: bool) -> Option<Instant> {
-        let late = self.late.as_ref().filter(|_| cache.makes_room())?;
+        let late = self.late.as_ref()?;
+        if late.over.is_none() && !cache.makes_room() {
+            return None;
+        }
         let is_now = is_idle || Self::is_hurried(cache);
         let due = if is_now { cache.now } else { late.next_at.max(cache.now) };
         match late.segments.front().map(|first| &first.footer) {
@@ -170,20 +177,29 @@ impl Start {
     /// Applies the next entries.
     pub fn pump_late(&mut self, cache: &mut Cache, is_idle: bool, fx: &mut Effects) {
         let is_due = |late: &Late| is_idle || Self::is_hurried(cache) || late.next_at <= cache.now;
-        if !self.late.as_deref().is_some_and(is_due) || !cache.makes_room() {
+        if !self.late.as_deref().is_some_and(is_due) {
             return;
         }
         let Some(mut late) = self.late.take() else { return };
         late.next_at = cache.now + PAUSE;
+        if late.over.is_none() && cache.makes_room() {
+            self.load_some(cache, &mut late, fx);
+        }
+        if let Some(settled) = &mut late.over {
+            settled.drop_parts(FREED_ROOM);
+        }
+        self.late = Some(late).filter(|late| late.over.as_ref().is_none_or(LargeMap::has_parts));
+    }
+
+    fn load_some(&mut self, cache: &mut Cache, late: &mut Late, fx: &mut Effects) {
         late.read_ahead(cache, fx);
         if !late.segments.is_empty() {
-            self.apply_late(cache, &mut late);
+            self.apply_late(cache, late);
         } else if cache.store.rebuild(cache.contents.pages(), EXTENTS_FOUND) {
-            cache.contents.end_loading();
+            late.over = Some(cache.contents.end_loading());
             let blocks = cache.contents.index().len();
-            return cache.tell(Event::Loaded { blocks });
+            cache.tell(Event::Loaded { blocks });
         }
-        self.late = Some(late);
     }
 
     fn apply_late(&mut self, cache: &mut Cache, late: &mut Late) {
