@@ -25,15 +25,17 @@ use crate::contents::Place;
 use crate::key::{Key, KeyMap};
 use crate::limits::step;
 use crate::note::Note;
-use crate::slab::{Id, Slab};
+use crate::slab::Id;
 use crate::ticket::Ticket;
 use crate::volume::Leftover;
 
 mod cut;
+mod flight;
 mod gather;
 mod pace;
 mod stripe;
 
+use flight::Flight;
 pub use pace::depth_beside;
 
 /// One version of a block: its place in the log. Places are reused but segment numbers are not, so
@@ -98,7 +100,7 @@ impl Destage {
 /// The destages in flight, and the pace of starting more.
 #[derive(Default)]
 pub struct Destaging {
-    destages: Slab<Destage>,
+    destages: Flight,
     /// The cut of each ordered volume that is being destaged.
     cuts: BTreeMap<VolumeId, cut::Cut>,
     /// Blocks for which a write-through write waits, and those writes by block.
@@ -255,14 +257,12 @@ impl Destaging {
     /// If the destage in flight has the newest version of a block, makes the writes that wait for
     /// the block wait for that destage; otherwise they wait for the next one.
     fn join_destage(&mut self, cache: &mut Cache, key: Key) {
-        let found = self.destages.iter().find_map(|(id, destage)| {
-            let at = key.block().checked_sub(destage.blocks.first)?;
-            let version = destage.versions.get(at as usize)?;
-            let same = destage.volume == key.volume() && Self::is_newest(cache, key, version);
-            let joins = same && self.will_be_written(destage);
+        let joined = self.destages.deciding(key).and_then(|(id, _, version)| {
+            let destage = self.destages.get(id);
+            let joins = Self::is_newest(cache, key, version) && self.will_be_written(destage);
             joins.then_some((id, destage.written))
         });
-        match found {
+        match joined {
             Some((_, true)) => self.wake_through(cache, key, &Ok(())),
             Some((id, false)) => {
                 let waiters = self.through_waiters.remove(&key).unwrap_or_default();
@@ -276,17 +276,14 @@ impl Destaging {
     /// older version is already written, so the newer one cannot overtake it. Otherwise each
     /// rewrite of a block would wait for a flush. Returns false if it is not allowed.
     fn pass_written(&mut self, cache: &mut Cache, key: Key) -> bool {
-        let found = self.destages.iter().find_map(|(id, destage)| {
-            let at = key.block().checked_sub(destage.blocks.first)? as usize;
-            let version = destage.versions.get(at)?;
-            let here = destage.volume == key.volume() && !version.passed;
-            // A cut may have to be written again.
-            let written = destage.written && !destage.in_cut;
-            let passes = written && !Self::is_newest(cache, key, version);
-            here.then_some((id, at, passes))
-        });
-        let Some((id, at, true)) = found else { return false };
-        self.destages.get_mut(id).versions[at].passed = true;
+        let Some((id, at, version)) = self.destages.deciding(key) else { return false };
+        let destage = self.destages.get(id);
+        // A cut may have to be written again.
+        let is_written = destage.written && !destage.in_cut;
+        if !is_written || Self::is_newest(cache, key, version) {
+            return false;
+        }
+        self.destages.pass(id, at);
         cache.contents.end_destaging(key, None);
         true
     }

@@ -288,6 +288,26 @@ fn a_newer_version_does_not_overtake_an_older_one_on_its_way_to_the_primary() {
     assert_eq!((bed.state(5), bed.destaging.len()), ((false, false), 0));
 }
 
+/// A search of all destages took 65,536 steps next to an ordered volume.
+#[test]
+fn the_destage_that_decides_about_a_block_is_found_among_few() {
+    let mut bed = Bed::with((1..=4).map(|stripe| stripe * STRIPE_BLOCKS));
+    bed.writes();
+    for op in 1..=40 {
+        bed.rooms.dirty_durable([5]);
+        bed.wait_through(5, op);
+        let rewritten = bed.write();
+        bed.end(rewritten, Ok(()));
+        assert_eq!(bed.told(), [(op, None)]);
+    }
+    assert_eq!(bed.destaging.len(), 4 + 40, "none was flushed");
+    let candidates = |block| bed.destaging.destages.candidates(key(block)).count();
+    assert_eq!((candidates(5), candidates(6), candidates(STRIPE_BLOCKS)), (1, 1, 1));
+    bed.flushed(Ok(()));
+    assert_eq!((bed.state(5), bed.destaging.len()), ((false, false), 4));
+    assert_eq!(bed.destaging.destages.candidates(key(5)).count(), 0);
+}
+
 #[test]
 fn a_neighbor_on_its_way_is_not_taken_along_in_its_newer_version() {
     let mut bed = Bed::with([6]);
