@@ -537,7 +537,7 @@ impl Engine {
             || self.requests.has_unlocked()
             || self.detach.goes_on(&self.cache)
             || self.cache.form.has_given_up();
-        let frees = self.reclaim.is_sorting()
+        let frees = self.reclaim.is_cut_short(&self.cache)
             || self.reclaim.leaves_more()
             || self.cache.store.exists() && self.cache.frees_more();
         if makes_room && frees || works && goes_on {

@@ -34,6 +34,9 @@ pub const WRITE_TRIES: u32 = 3;
 pub const BLOCKS_AROUND_MAX: u64 = 2048;
 /// Bytes of payloads that were read for copying and wait for room in the log.
 pub const COPY_BYTES_MAX: usize = 1 << 20;
+/// Blocks without payload that are queued for copying: more than one turn can put into the log, so
+/// that its records become full.
+pub const COPIES_MAX: usize = 2048;
 /// Bytes of the longest single read of a segment during copying and recovery.
 pub const SEGMENT_READ_MAX: usize = 256 << 10;
 /// Segments whose footers are read at the same time during recovery.
@@ -71,7 +74,8 @@ pub const TRIES_REFUSED_MAX: u32 = 64;
 pub const TRY_ONE_IN: u32 = 16;
 /// Limit on the blocks whose memory is prefetched at a time, so that it fits the L1 cache.
 pub const WARM_BLOCKS: usize = 64;
-/// For each entry of a segment that reclaim looks up in one turn, the segment has this many bytes.
+/// For each entry of a segment that reclaim looks up in one turn, and each clean block that it
+/// decides about without a store, the segment has this many bytes.
 pub const SORTED_ONE_IN: u32 = 2048;
 /// For each group of clean blocks of a segment that is compared with blocks of the store in one
 /// turn, the segment has this many bytes.
@@ -102,6 +106,7 @@ pub const DESTAGED_UNFLUSHED_MAX: usize = 4096;
 
 const _: () = assert!(RECORD_PAGES_MAX < RECORD_ENTRIES_MAX, "a full record's entries fit");
 const _: () = assert!(RECORDS_IN_FLIGHT <= RECORDS_IN_FLIGHT_MAX);
+const _: () = assert!(COPIES_MAX > RECORDS_IN_FLIGHT_MAX * RECORD_ENTRIES_MAX);
 const _: () = assert!(SEGMENTS_MIN > RECLAIM_RESERVE + SEALING_MAX as u64 + 1);
 const _: () = assert!(SEGMENT_BYTES_MIN >= COMPARED_ONE_IN as u64, "reclaim advances");
 const _: () = assert!(SEGMENT_BYTES_MIN >= JOINED_ONE_IN as u64, "reclaim advances");

@@ -14,7 +14,7 @@ use crate::contents::{Place, Stored};
 use crate::form::AssociateOwner;
 use crate::form::{Copied, Like};
 use crate::key::Key;
-use crate::limits::{COPY_BYTES_MAX, REBASES_MAX, SEGMENT_READ_MAX};
+use crate::limits::{COPIES_MAX, COPY_BYTES_MAX, REBASES_MAX, SEGMENT_READ_MAX};
 use crate::log::builder::Expect;
 use crate::log::read::{Near, Reader, SegmentRead};
 use crate::note::Note;
@@ -108,9 +108,13 @@ impl Reclaim {
             if job.to_read.pop_front_if(|item| is_stale(item)).is_some() {
                 continue;
             }
-            let without = |item: &mut Stored| !item.place.kind.has_payload();
-            if let Some(Stored { key, place }) = job.to_read.pop_front_if(without) {
-                job.take(Copied::new(key, place, Vec::new()));
+            if job.is_next_bare() {
+                if job.to_copy.len() >= COPIES_MAX {
+                    return;
+                }
+                if let Some(Stored { key, place }) = job.to_read.pop_front() {
+                    job.take(Copied::new(key, place, Vec::new()));
+                }
                 continue;
             }
             let next = |good: &dyn Fn(&Stored) -> bool| {

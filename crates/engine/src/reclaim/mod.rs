@@ -14,7 +14,7 @@ use crate::api::Effects;
 use crate::cache::Cache;
 use crate::contents::Stored;
 use crate::key::{Key, KeyMap};
-use crate::limits::{RECLAIM_RESERVE, step};
+use crate::limits::{COPIES_MAX, COPY_BYTES_MAX, RECLAIM_RESERVE, step};
 use crate::log::read::{Reader, SegmentRead};
 use crate::log::{Log, SegmentState};
 use crate::note::Note;
@@ -160,9 +160,18 @@ impl Reclaim {
         !self.is_idle()
     }
 
-    /// Whether the next turn should come at once.
-    pub fn is_sorting(&self) -> bool {
-        matches!(self.state, State::Sorting(_))
+    /// Whether the next turn should come at once: a segment is being sorted, or copies that waited
+    /// for others may be queued now.
+    pub fn is_cut_short(&self, cache: &Cache) -> bool {
+        match &self.state {
+            State::Sorting(_) => true,
+            State::Copying(job) => {
+                let is_full = job.bytes >= COPY_BYTES_MAX || job.to_copy.len() >= COPIES_MAX;
+                let waits = job.reading || is_full || self.retry_at > cache.now;
+                job.is_next_bare() && !waits
+            }
+            State::Idle | State::Scanning(_) => false,
+        }
     }
 
     /// Whether there is more to copy, so that a record should become as long as it can.
@@ -216,6 +225,11 @@ impl Job {
             rebasing: 0,
             seeking: 0,
         }
+    }
+
+    /// Whether the next block to be copied need not be read.
+    fn is_next_bare(&self) -> bool {
+        self.to_read.front().is_some_and(|item| !item.place.kind.has_payload())
     }
 
     fn is_reading(&self) -> bool {

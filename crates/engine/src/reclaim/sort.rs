@@ -212,15 +212,11 @@ impl Sorting {
                 from + keep_in_store(cache, &mut self.clean[from..], self.must_gain, gives)
             }
             false => {
-                let most = match self.must_gain {
-                    true => 0,
-                    false => {
-                        let most = Reclaim::keep_bytes(cache, self.dirty_bytes);
-                        (most as f64 * (1.0 - cache.wear_pressure())) as u64
-                    }
-                };
-                keep_in_log(cache, &mut self.clean, most);
-                self.clean.len()
+                if from == 0 {
+                    self.choose(cache);
+                }
+                let most = (cache.config.segment_size / SORTED_ONE_IN) as usize;
+                self.clean.len().min(from + most)
             }
         };
         for block in &self.clean[from..to] {
@@ -241,6 +237,18 @@ impl Sorting {
         }
         self.decided = to;
         to == self.clean.len()
+    }
+
+    /// Chooses the clean blocks that stay in the log.
+    fn choose(&mut self, cache: &mut Cache) {
+        let most = match self.must_gain {
+            true => 0,
+            false => {
+                let most = Reclaim::keep_bytes(cache, self.dirty_bytes);
+                (most as f64 * (1.0 - cache.wear_pressure())) as u64
+            }
+        };
+        keep_in_log(cache, &mut self.clean, most);
     }
 
     /// Takes along what the store has beside the next copies, where all of it together takes fewer
