@@ -149,7 +149,7 @@ const ENDED_MAX: u64 = step(256) as u64;
 /// Blocks taken into cuts in one turn from which no others are: a stripe more at most.
 const TAKEN_MAX: u64 = step(256) as u64;
 /// Limit on the stripes visited in one step, and on the steps in one turn of the event loop.
-const STRIPES_LOOKED_AT: usize = step(64);
+const STRIPES_LOOKED_AT: usize = step(32);
 const LOOKS_MAX: usize = step(256);
 /// Pause after the first failed destage write, and the number of times that it doubles.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
