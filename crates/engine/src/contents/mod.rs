@@ -175,10 +175,8 @@ impl Contents {
         let bases = std::mem::take(&mut self.bases);
         let settled = self.loading.take().map(|loading| loading.settled).unwrap_or_default();
         self.given_up = Some(Box::new(GivenUp { index, bases, settled, segments: 0 }));
-        for segment in &mut self.segments {
-            (segment.live, segment.dirty) = (0, 0);
-        }
-        self.dirty_of.fill(0);
+        // The counts of dirty blocks are zero, and those by volume are many.
+        self.segments.iter_mut().for_each(|segment| segment.live = 0);
         self.held.fill(0);
         self.fenced = Fenced::default();
         self.unreadable.clear();

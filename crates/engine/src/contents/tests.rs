@@ -339,3 +339,24 @@ fn the_units_of_volumes_outlast_what_is_cached() {
     assert_eq!([0, 1].map(|id| contents.dirty().unit_of(VolumeId(id))), [1, 64]);
     assert_eq!(contents.check(), Ok(()));
 }
+
+/// With 64 volumes in a TiB, there are 64 MB of them.
+#[test]
+fn giving_up_does_not_walk_the_counts_of_dirty_blocks_by_volume() {
+    let mut walk = Walk::new(1);
+    (0..2000).for_each(|_| walk.place());
+    let is_dirty = |(key, place): (Key, Place)| place.dirty.then_some(key);
+    let dirty: Vec<Key> = walk.contents.index().iter().filter_map(is_dirty).collect();
+    dirty.into_iter().for_each(|key| walk.contents.mark_clean(key, &mut walk.ram));
+    let contents = &mut walk.contents;
+    assert!(contents.dirty_of.len() > 1 && contents.index().len() > 1);
+    // Not a count that may be, but one that is noticed if all are set.
+    contents.dirty_of[1] += 7;
+    contents.give_up();
+    assert_eq!(contents.dirty_of[1], 7);
+    contents.dirty_of[1] = 0;
+    while contents.has_given_up() {
+        contents.drop_given_up();
+    }
+    assert_eq!(contents.check(), Ok(()));
+}
