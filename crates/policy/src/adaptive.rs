@@ -23,6 +23,9 @@ const PLACES_MIN: u64 = 1024;
 const PLACES_MAX: u64 = 16384;
 /// Stamps in the time that the cache is filled once.
 const STAMPS_PER_FILL: u64 = 16;
+/// Bits of the time in which the largest cache is filled once, as requests tell it. In 32 bits it
+/// is filled 128 times before they wrap around; the youngest age has 262,144 units.
+const FILL_BITS_MAX: u32 = 24;
 /// Reads between two comparisons of the shadows, for each of their places.
 const COMPARED_AFTER: f32 = 1.0 / 16.0;
 /// Share of the misses that is forgotten at a comparison.
@@ -55,8 +58,10 @@ pub struct Adaptive {
     reads: u64,
     current: usize,
     fixed: bool,
-    /// The clock: blocks that entered. Wraps around.
-    entered: u32,
+    /// The clock: blocks that entered.
+    entered: u64,
+    /// Bits of the clock that are left out of the times of requests.
+    coarse: u32,
     /// Blocks that entered since the last stamp.
     entered_since: u64,
     stamp_after: u64,
@@ -73,9 +78,13 @@ impl Adaptive {
         let blocks = blocks.max(1);
         let places = (blocks / BLOCKS_PER_PLACE).clamp(PLACES_MIN, PLACES_MAX).min(blocks);
         let share = u128::from(places) << 64;
+        let coarse = blocks.ilog2().saturating_sub(FILL_BITS_MAX);
         Self {
             counts: Counts::new(blocks),
-            shadows: Shadows::new(usize::try_from(places).expect("at most PLACES_MAX"), blocks),
+            shadows: Shadows::new(
+                usize::try_from(places).expect("at most PLACES_MAX"),
+                blocks >> coarse,
+            ),
             sampled_below: u64::try_from(share / u128::from(blocks)).unwrap_or(u64::MAX),
             places,
             missed: [0.0; SHADOWS],
@@ -83,6 +92,7 @@ impl Adaptive {
             current: Rule::RECENCY,
             fixed: false,
             entered: 0,
+            coarse,
             entered_since: 0,
             stamp_after: blocks.div_ceil(STAMPS_PER_FILL),
             stamp: 0,
@@ -107,7 +117,7 @@ impl Adaptive {
             self.counts.count(key);
             return;
         }
-        let asked = Asked { key, is_write: false, at: self.entered };
+        let asked = Asked { key, is_write: false, at: self.clock() };
         self.shadows.learn(asked, |key| self.counts.of(key));
         self.counts.count(key);
         let held = self.shadows.ask(asked, |key| self.counts.of(key));
@@ -127,7 +137,7 @@ impl Adaptive {
     /// A client writes a block.
     pub fn on_write(&mut self, key: u64) {
         if !self.fixed && self.is_sampled(key) {
-            let asked = Asked { key, is_write: true, at: self.entered };
+            let asked = Asked { key, is_write: true, at: self.clock() };
             self.shadows.learn(asked, |key| self.counts.of(key));
             self.shadows.ask(asked, |key| self.counts.of(key));
         }
@@ -191,10 +201,16 @@ impl Adaptive {
         let time = u64::from(age) * self.stamp_after + self.entered_since - span / 2;
         Traits {
             age: u32::from(age),
-            time: u32::try_from(time).unwrap_or(u32::MAX),
+            time: u32::try_from(time >> self.coarse).unwrap_or(u32::MAX),
             count: sum.div_ceil(blocks.max(1)) as u8,
             touch: candidate.last.touch,
         }
+    }
+
+    /// The time of a request that happens now. Wraps around, after more fills of the cache than
+    /// ages are told apart.
+    fn clock(&self) -> u32 {
+        (self.entered >> self.coarse) as u32
     }
 
     fn is_sampled(&self, key: u64) -> bool {
@@ -350,6 +366,38 @@ mod tests {
         assert_eq!(policy.traits(&old).age, 250);
         let new = StoreCandidate { last: policy.touched(Touch::Read), ..old };
         assert_eq!(policy.choose_victim(&[new, old, new]), 1);
+    }
+
+    /// Shards of 4 GiB to 16 TiB. The clock of one of 4 TiB wrapped around after 4 fills.
+    #[test]
+    fn a_block_grows_old_in_a_cache_of_any_size() {
+        let reference = Shadows::new(1, 1 << 20);
+        for bits in [20, 24, 25, 30, 32] {
+            let blocks = 1u64 << bits;
+            let small = Adaptive::new(1024);
+            let coarse = (bits as u32).saturating_sub(FILL_BITS_MAX);
+            let shadows = Shadows::new(1024, blocks >> coarse);
+            let stamp_after = blocks / STAMPS_PER_FILL;
+            let mut policy = Adaptive { coarse, shadows, stamp_after, ..small };
+            let last = policy.touched(Touch::Read);
+            let old = StoreCandidate { first: 8, blocks: 1, last };
+            let began = policy.clock();
+            for fills in [1, 3, 8, 15, 60, 127] {
+                policy.entered = fills * blocks;
+                let passed = policy.clock().wrapping_sub(began);
+                let age = |time| policy.shadows.learned().age(time);
+                let expected = reference.learned().age((fills << 20) as u32);
+                assert_eq!(age(passed), expected, "{fills} fills of {bits} bits");
+                if fills < 16 {
+                    policy.stamp = (fills * STAMPS_PER_FILL) as u8;
+                    let half = (stamp_after / 2) >> coarse;
+                    let time = u64::from(policy.traits(&old).time) + half;
+                    assert_eq!(time, u64::from(passed), "{fills} fills of {bits} bits");
+                }
+            }
+        }
+        assert_eq!(Adaptive::new(1 << 20).coarse, 0);
+        assert_eq!(Adaptive::new(1 << 25).coarse, 1);
     }
 
     #[test]

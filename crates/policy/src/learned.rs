@@ -212,7 +212,7 @@ impl Learned {
     }
 
     /// The number of an age in units of the clock.
-    fn age(&self, age: u32) -> usize {
+    pub(crate) fn age(&self, age: u32) -> usize {
         let octaves = (age as f32 * self.unit / YOUNGEST).log2();
         if octaves < 0.0 { 0 } else { ((octaves * PER_OCTAVE) as usize + 1).min(AGES - 1) }
     }
