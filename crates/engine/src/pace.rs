@@ -47,6 +47,11 @@ impl Pace {
         self.paid_at <= now + self.ahead
     }
 
+    /// Returns when [`Pace::is_due`] will be true.
+    pub fn due_at(&self) -> Instant {
+        self.paid_at - self.ahead
+    }
+
     /// Charges `cost` if there is time left; returns whether there was.
     pub fn take(&mut self, now: Instant, cost: Duration) -> bool {
         let due = self.is_due(now);

@@ -24,9 +24,10 @@ use crate::form::AssociateOwner;
 use crate::form::decode;
 use crate::key::Key;
 use crate::life::purge::Purge;
-use crate::limits::{INVALIDATED_MAX, step};
+use crate::limits::{INVALIDATED_MAX, WARM_BLOCKS, step};
 use crate::log::builder::Expect;
 use crate::log::read::{Reader, SegmentRead};
+use crate::pace::Pace;
 use crate::ticket::Ticket;
 
 /// Number of blocks compared in one round.
@@ -34,12 +35,19 @@ const ROUND_BLOCKS: usize = step(64);
 /// Limit on the stripes visited in a turn while searching for clean blocks, and while dropping
 /// them.
 const STRIPES_SEARCHED: u64 = step(16) as u64;
-const STRIPES_DROPPED: u64 = step(16) as u64;
+const STRIPES_DROPPED: usize = step(16);
+/// Dropping takes one part in this many of a CPU, and at most this time in a turn.
+const DROP_SHARE: u32 = 4;
+const DROP_TURN: Duration = Duration::from_micros(400);
+/// Time to look up the blocks of a stripe in a large index, and to drop a block.
+const STRIPE_COST: Duration = Duration::from_micros(40);
+const BLOCK_COST: Duration = Duration::from_nanos(400);
 /// The pause after a round, as a multiple of the time that the primary took for it, so that other
 /// requests have nine tenths of the primary's time; and the bounds of the pause.
 const PAUSE: u32 = 9;
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+const _: () = assert!(STRIPE_BLOCKS.is_multiple_of(WARM_BLOCKS as u64));
 
 /// The volumes to compare, and the progress.
 #[derive(Debug, Default)]
@@ -92,6 +100,9 @@ struct Drop {
     until: Lsn,
     /// The same in RAM; nothing of this has begun while there is none.
     purge: Option<Purge>,
+    pace: Pace,
+    /// The last turn was too short for stripes that have not been visited.
+    goes_on: bool,
 }
 
 /// The `n`th stripe to visit of `count`: both ends first, then in strides of the golden ratio,
@@ -147,8 +158,9 @@ impl Compare {
         if !Self::may_work(cache) {
             return None;
         }
-        if !self.drops.is_empty() {
-            return Some(cache.now + PAUSE_MIN);
+        if let Some(job) = self.drops.front() {
+            let next = if job.goes_on { job.pace.due_at() } else { cache.now + PAUSE_MIN };
+            return Some(next.max(cache.now));
         }
         (self.round.is_none() && !self.volumes.is_empty()).then_some(self.next_at)
     }
@@ -180,8 +192,12 @@ impl Compare {
     }
 
     fn clean_in(cache: &Cache, volume: VolumeId, stripe: u64) -> impl Iterator<Item = Key> {
-        let first = stripe * STRIPE_BLOCKS;
-        let keys = (first..first + STRIPE_BLOCKS).map(move |block| Key::new(volume, block));
+        let blocks = stripe * STRIPE_BLOCKS..(stripe + 1) * STRIPE_BLOCKS;
+        let keys = blocks.step_by(WARM_BLOCKS).flat_map(move |first| {
+            let keys = (first..first + WARM_BLOCKS as u64).map(move |at| Key::new(volume, at));
+            cache.warm_index(keys.clone());
+            keys
+        });
         keys.filter(|&key| cache.contents.get(key).is_some_and(|place| !place.dirty))
     }
 
@@ -357,8 +373,15 @@ impl Compare {
         cache.store.spoil_volume(volume);
         let state = cache.volume_mut(volume);
         (state.distrusted, state.changed) = (true, true);
-        let (next, again, until, purge) = (0, VecDeque::new(), Lsn(0), None);
-        self.drops.push_back(Drop { volume, next, again, until, purge });
+        self.drops.push_back(Drop {
+            volume,
+            next: 0,
+            again: VecDeque::new(),
+            until: Lsn(0),
+            purge: None,
+            pace: Pace::new(DROP_SHARE, Duration::ZERO, DROP_TURN),
+            goes_on: false,
+        });
     }
 
     /// Logs that clean blocks are gone.
@@ -370,20 +393,12 @@ impl Compare {
         }
         let purged = job.purge.get_or_insert_with(|| Purge::new(job.volume)).step(cache);
         let count = Self::stripes(cache, job.volume);
-        for _ in 0..STRIPES_DROPPED {
-            let stripe = match job.next < count {
-                true => job.next,
-                false => match job.again.pop_front() {
-                    Some(stripe) => stripe,
-                    None => break,
-                },
-            };
-            if !cache.has_client_space() || !Self::drop_clean_in(cache, stripe, &mut job, fx) {
-                job.again.push_back(stripe);
-                break;
-            }
-            job.next = job.next.max(stripe + 1);
+        let dirty = cache.contents.dirty().blocks_of(job.volume);
+        if cache.contents.held_by(job.volume) == dirty {
+            // The rest of the volume need not be visited: no clean block is left.
+            job.next = count;
         }
+        Self::drop_some(cache, count, &mut job, fx);
         let dropped = job.next >= count && job.again.is_empty();
         if purged && dropped && cache.log.next_lsn() > job.until {
             cache.volume_mut(job.volume).distrusted = false;
@@ -392,9 +407,39 @@ impl Compare {
         }
     }
 
+    /// Drops clean blocks of the next of `count` stripes, as many as one turn allows; then of the
+    /// stripes that must be visited again, each once.
+    fn drop_some(cache: &mut Cache, count: u64, job: &mut Drop, fx: &mut Effects) {
+        if !job.pace.is_due(cache.now) {
+            return;
+        }
+        job.pace.begin_turn();
+        job.goes_on = false;
+        let mut again = job.again.len();
+        for _ in 0..STRIPES_DROPPED {
+            let is_new = job.next < count;
+            if !is_new && again == 0 || !cache.has_client_space() {
+                return;
+            }
+            if job.pace.turn_is_over() {
+                break;
+            }
+            let stripe = if is_new { Some(job.next) } else { job.again.pop_front() };
+            let Some(stripe) = stripe else { return };
+            again -= usize::from(!is_new);
+            if !Self::drop_clean_in(cache, stripe, job, fx) {
+                job.again.extend(Some(stripe).filter(|_| !is_new));
+                return;
+            }
+            job.next = job.next.max(stripe + 1);
+        }
+        job.goes_on = job.next < count;
+    }
+
     /// Logs that clean blocks of a stripe are gone; returns false if the log has no room now.
     fn drop_clean_in(cache: &mut Cache, stripe: u64, job: &mut Drop, fx: &mut Effects) -> bool {
         let keys: Vec<Key> = Self::clean_in(cache, job.volume, stripe).collect();
+        job.pace.charge(cache.now, STRIPE_COST + BLOCK_COST * keys.len() as u32);
         let mut rest = keys.into_iter().peekable();
         let mut locked = false;
         while let Some(first) = rest.next() {
@@ -434,6 +479,9 @@ impl Compare {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slab::Id;
+    use crate::testing::VOLUME;
+    use crate::testing::rooms::{Rooms, key};
 
     #[test]
     fn every_stripe_is_looked_at_the_ends_first() {
@@ -444,6 +492,69 @@ mod tests {
             all.sort_unstable();
             assert_eq!(all, (0..count).collect::<Vec<_>>(), "of {count}");
         }
+    }
+
+    /// 16 stripes in 10 ms took 41 s for these 65,536.
+    #[test]
+    fn clean_blocks_are_dropped_as_fast_as_a_share_of_the_time_allows() {
+        let mut rooms = Rooms::new(0);
+        let size = 64 << 30;
+        let last = size / BLOCK_SIZE as u64 - 1;
+        rooms.clean([0, 1, 2, 3, 4, 5, last]);
+        rooms.volume_mut(VOLUME).config.size = size;
+        let (began, mut stripes, mut turns) = (rooms.now, 0, 0);
+        let mut compare = Compare::default();
+        compare.distrust(&mut rooms.cache, VOLUME);
+        while let Some(at) = compare.next(&rooms.cache) {
+            let before = compare.drops[0].next;
+            rooms.now = at;
+            let Rooms { cache, fx, .. } = &mut rooms;
+            compare.pump(cache, fx);
+            rooms.log_record();
+            let visited = compare.drops.front().map_or(0, |job| job.next - before);
+            (stripes, turns) = (visited.max(stripes), turns + 1);
+        }
+        assert_eq!(rooms.contents.held_by(VOLUME), 0);
+        let time = rooms.now.since(began);
+        assert!(time < Duration::from_secs(11), "{time:?}, {turns} turns");
+        assert!(STRIPE_COST * stripes as u32 <= DROP_TURN + STRIPE_COST, "{stripes} in a turn");
+    }
+
+    #[test]
+    fn stripes_after_the_last_clean_block_are_not_visited() {
+        let mut rooms = Rooms::new(0);
+        rooms.clean([0]);
+        rooms.dirty([1]);
+        rooms.volume_mut(VOLUME).config.size = 1 << 50;
+        let mut compare = Compare::default();
+        compare.distrust(&mut rooms.cache, VOLUME);
+        for _ in 0..3 {
+            let Rooms { cache, fx, .. } = &mut rooms;
+            compare.pump(cache, fx);
+            rooms.log_record();
+        }
+        assert!(!rooms.volume(VOLUME).distrusted);
+        assert_eq!(rooms.contents.held_by(VOLUME), 1);
+    }
+
+    #[test]
+    fn a_stripe_with_a_locked_block_does_not_keep_the_thread_busy() {
+        let mut turns = 0;
+        let mut rooms = Rooms::new(0);
+        rooms.clean(0..7);
+        assert!(rooms.locks.acquire(key(3), Id(1)));
+        let began = rooms.now;
+        let mut compare = Compare::default();
+        compare.distrust(&mut rooms.cache, VOLUME);
+        while rooms.now.since(began) < Duration::from_secs(1) {
+            rooms.now = compare.next(&rooms.cache).expect("a block is left");
+            let Rooms { cache, fx, .. } = &mut rooms;
+            compare.pump(cache, fx);
+            rooms.log_record();
+            turns += 1;
+        }
+        assert_eq!(rooms.contents.held_by(VOLUME), 1);
+        assert!(turns < 110, "{turns} turns");
     }
 
     #[test]
