@@ -45,7 +45,7 @@ pub use api::{
     DirtyShare, Effects, Eviction, Foreground, Health, LastStop, Mode, Pace, Part, Refusal, Reply,
     Request, RequestId, Setting, ShardConfig, State, Target, Tier, Trust, VolumeConfig,
 };
-pub use contents::{SEGMENT_BYTES_MAX, SEGMENTS_MAX, blocks_in, bytes_for};
+pub use contents::{DIRTY_STRIPE_BYTES, SEGMENT_BYTES_MAX, SEGMENTS_MAX, blocks_in, bytes_for};
 pub use engine::Engine;
 pub use forebay_format::Lsn;
 pub use forebay_policy::{DRAIN_PATIENCE, DrainProgress, GUARANTEED_MAX_PERCENT};

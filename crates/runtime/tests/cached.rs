@@ -54,6 +54,7 @@ fn maker(shard: usize, fresh: bool, epoch: u32, ordered: Option<u64>) -> MakeSha
             }],
             ram_bytes: 256 << 10,
             index_blocks: AREA / 4096 * 3 / 2,
+            dirty_stripes: u64::MAX,
             eviction: Eviction::Lru,
             write_cache_depth: Duration::from_millis(50),
             dirty_limit: forebay_engine::Part::Percent(50),

@@ -66,6 +66,8 @@ pub struct Setup {
     pub ram_bytes: u64,
     /// Capacity of each shard's index, in blocks.
     pub index_blocks: u64,
+    /// Number of stripes with dirty blocks for which each shard has memory, if that is limited.
+    pub dirty_stripes: Option<u64>,
     /// The eviction policy.
     pub eviction: Eviction,
     /// The longest a block may stay dirty.
@@ -244,6 +246,7 @@ impl Setup {
                 4096 * KIB,
             ])),
             index_blocks: rng.pick(&[index_all, index_all * 3 / 2, index_all * 3 / 2]),
+            dirty_stripes: None,
             eviction: rng.pick(&Eviction::NAMES.map(|(_, eviction)| eviction)),
             write_cache_depth: Duration::from_millis(rng.pick(&[2, 20, 200, 30_000])),
             dirty_limit: Part::Percent(rng.pick(&[10, 30, 50, 70])),
@@ -334,6 +337,7 @@ impl Setup {
         self.dirty_limit = Part::Percent(50);
         self.dirty_target = Part::Percent(rng.pick(&[0, 2, 10]));
         self.write_cache_depth = Duration::from_millis(rng.pick(&[20, 200, 30_000]));
+        self.dirty_stripes = rng.pick(&[None, None, Some(2), Some(4)]);
         self
     }
 
@@ -428,6 +432,7 @@ impl Setup {
         self.idle_destage = idle.map(Duration::from_millis);
         self.fill_rate = rng.pick(&[None, None, Some(1), Some(1 << 20)]);
         self.wear_budget = rng.pick(&[None, None, Some(1), Some(100 << 20)]);
+        self.dirty_stripes = rng.pick(&[None, None, Some(1), Some(3)]);
         self.primary.garbles &= primary_may_garble(&self.volumes, self.scenario, self.also);
         self
     }

@@ -440,6 +440,7 @@ fn shard_config(
         volumes: volumes.collect(),
         ram_bytes: setup.ram_bytes,
         index_blocks: setup.index_blocks,
+        dirty_stripes: setup.dirty_stripes.unwrap_or(u64::MAX),
         eviction: setup.eviction,
         write_cache_depth: setup.write_cache_depth,
         dirty_limit: setup.dirty_limit,

@@ -412,6 +412,9 @@ pub struct ShardConfig {
     pub ram_bytes: u64,
     /// Number of blocks for which the index has room.
     pub index_blocks: u64,
+    /// Number of stripes with dirty blocks for which there is memory. Near that many, writes wait
+    /// as near the dirty limit.
+    pub dirty_stripes: u64,
     /// The policy that chooses which clean blocks to evict.
     pub eviction: Eviction,
     /// The longest a dirty block may wait before it is on the primary.

@@ -18,6 +18,9 @@ const STUCK_RESERVE: u64 = 8;
 pub struct DirtyLimit {
     all: Whole,
     shares: DirtyShares,
+    /// As how many blocks a stripe with dirty blocks counts at least, so that there is memory for
+    /// all stripes of dirty blocks that are scattered over large volumes.
+    stripe: u64,
 }
 
 impl DirtyLimit {
@@ -25,7 +28,8 @@ impl DirtyLimit {
     pub fn new(config: &ShardConfig) -> Self {
         let blocks = room(config).part(config.dirty_limit).min(dirty_max(config)).max(1);
         let all = Whole { blocks, shards: config.shards };
-        Self { all, shares: DirtyShares::new(all, &by_id(config, |volume| volume.share)) }
+        let shares = DirtyShares::new(all, &by_id(config, |volume| volume.share));
+        Self { all, shares, stripe: blocks.div_ceil(config.dirty_stripes.max(1)) }
     }
 }
 
@@ -128,11 +132,22 @@ impl Cache {
         (u128::from(limit) * u128::from(target) / u128::from(all.blocks)) as u64
     }
 
+    /// Number of blocks as which the dirty blocks of a volume count that can be destaged: each
+    /// stripe as some, if there are more stripes than memory for them at the limit.
+    pub(crate) fn dirty_level_of(&self, volume: VolumeId) -> u64 {
+        let (blocks, stripes) = self.contents.dirty_level_of(volume);
+        blocks.max(stripes.saturating_mul(self.limit.stripe))
+    }
+
+    /// Number of blocks as which a write of `blocks` blocks may count when they are dirty.
+    pub(crate) fn dirty_level_by(&self, blocks: u64) -> u64 {
+        blocks.max(blocks.div_ceil(STRIPE_BLOCKS).saturating_mul(self.limit.stripe))
+    }
+
     /// Number of dirty blocks at which the writes of a volume wait: the part that the other volumes
     /// leave free, and at least the volume's guarantee.
     pub(crate) fn limit_of(&self, volume: VolumeId) -> u64 {
-        let level =
-            |at: usize| u8::try_from(at).map_or(0, |at| self.contents.dirty_level_of(VolumeId(at)));
+        let level = |at: usize| u8::try_from(at).map_or(0, |at| self.dirty_level_of(VolumeId(at)));
         let limit = self.limit.shares.limit(usize::from(volume.0), level);
         let order = &self.volume(volume).order;
         order.blocks_max.filter(|_| self.is_ordered(volume)).map_or(limit, |most| most.min(limit))
@@ -147,7 +162,10 @@ impl Cache {
         let limit = self.limit_of(volume);
         let flow = &self.volume(volume).flow;
         let others = flow.unflushed_blocks + flow.filled_blocks;
-        let level = self.contents.dirty_level_of(volume).saturating_sub(others);
+        let (blocks, level) = (self.contents.dirty_level_of(volume).0, self.dirty_level_of(volume));
+        // As many of the stripes as of the blocks.
+        let others = u128::from(others) * u128::from(level) / u128::from(blocks.max(1));
+        let level = level.saturating_sub(u64::try_from(others).unwrap_or(u64::MAX));
         (level, limit - flow.unflushed_peak.min(limit / 2))
     }
 
@@ -175,7 +193,7 @@ impl Cache {
 
     /// Whether enough blocks of a volume are dirty that its primary should be flushed now.
     pub(crate) fn is_crowded(&self, volume: VolumeId) -> bool {
-        self.contents.dirty().blocks_of(volume) > self.limit_of(volume) / 4 * 3
+        self.dirty_level_of(volume) > self.limit_of(volume) / 4 * 3
     }
 
     /// Number of dirty blocks in a segment that will be destaged soon: blocks of stuck volumes do

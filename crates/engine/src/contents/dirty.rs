@@ -2,7 +2,7 @@
 //!
 //! A stripe of 256 blocks has one bitmap, so that the destager finds neighbors quickly and a
 //! sequential load costs little memory. Ages are kept per stripe: the time of its oldest dirty
-//! block, or earlier.
+//! block, or earlier. A stripe with a single dirty block takes [`STRIPE_BYTES`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -11,6 +11,10 @@ use std::time::Duration;
 use forebay_block::{Instant, STRIPE_BLOCKS, VolumeId};
 
 use crate::key::Key;
+
+/// Bytes of memory that a stripe with dirty blocks takes while it is not destaged or rewritten.
+/// Measured with a million: 221 if they became dirty in order, 210 if at random.
+pub const STRIPE_BYTES: u64 = 224;
 
 const WORDS: usize = (STRIPE_BLOCKS / 64) as usize;
 const _: () = assert!(STRIPE_BLOCKS.is_multiple_of(64));
@@ -79,6 +83,17 @@ impl Bits {
 #[derive(Debug)]
 struct Stripe {
     dirty: Bits,
+    old: Bits,
+    oldest: Instant,
+    since: Instant,
+    /// `None` if all of it is empty, as in most stripes.
+    moved: Option<Box<Moved>>,
+}
+
+/// The blocks of a stripe that have not just become dirty.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Moved {
+    /// On their way to the primary.
     destaging: Bits,
     /// Of these, those that were written again since they set out.
     newer: Bits,
@@ -86,23 +101,33 @@ struct Stripe {
     again: Bits,
     /// The first blocks of full stripes of the primary that destaging has left to be filled.
     left: Bits,
-    old: Bits,
-    oldest: Instant,
-    since: Instant,
+}
+
+impl Moved {
+    const NONE: Self = {
+        let none = Bits([0; WORDS]);
+        Self { destaging: none, newer: none, again: none, left: none }
+    };
 }
 
 impl Stripe {
     fn new() -> Self {
-        let (none, since) = (Bits::default(), Instant::NEVER);
-        Self {
-            dirty: none,
-            destaging: none,
-            newer: none,
-            again: none,
-            left: none,
-            old: none,
-            oldest: since,
-            since,
+        let since = Instant::NEVER;
+        Self { dirty: Bits::default(), old: Bits::default(), oldest: since, since, moved: None }
+    }
+
+    fn moved(&self) -> &Moved {
+        self.moved.as_deref().unwrap_or(&Moved::NONE)
+    }
+
+    fn moved_mut(&mut self) -> &mut Moved {
+        self.moved.get_or_insert_with(|| Box::new(Moved::NONE))
+    }
+
+    /// Frees what is empty.
+    fn shrink(&mut self) {
+        if self.moved.as_deref() == Some(&Moved::NONE) {
+            self.moved = None;
         }
     }
 
@@ -124,7 +149,7 @@ impl Stripe {
     }
 
     fn is_empty(&self) -> bool {
-        self.dirty.is_empty() && self.destaging.is_empty()
+        self.dirty.is_empty() && self.moved().destaging.is_empty()
     }
 
     /// Whether destaging leaves block `i` to a later round, so that the full stripe of `unit`
@@ -132,7 +157,7 @@ impl Stripe {
     fn leaves(&mut self, i: u64, unit: u64) -> bool {
         let first = i - i % unit;
         let is_full = || self.dirty.within(first..first + unit).len() == unit;
-        unit > 1 && !is_full() && self.left.set(first, true)
+        unit > 1 && !is_full() && self.moved_mut().left.set(first, true)
     }
 
     /// The next block from `from` on that is dirty and not on its way to the primary. With
@@ -141,11 +166,14 @@ impl Stripe {
     fn next_from(&mut self, from: u64, unit: u64, spares: bool) -> Result<u64, usize> {
         let (mut from, mut left) = (from, 0);
         loop {
-            let goes = self.dirty.without(&self.destaging).within(from..STRIPE_BLOCKS);
-            let spared = if spares { self.again } else { Bits::default() };
+            let Moved { destaging, again, .. } = self.moved();
+            let goes = self.dirty.without(destaging).within(from..STRIPE_BLOCKS);
+            let spared = if spares { *again } else { Bits::default() };
             let next = goes.without(&spared).first();
-            let passed = goes.within(from..next.map_or(STRIPE_BLOCKS, |next| next + 1));
-            self.again = self.again.without(&passed);
+            if let Some(moved) = &mut self.moved {
+                let passed = goes.within(from..next.map_or(STRIPE_BLOCKS, |next| next + 1));
+                moved.again = moved.again.without(&passed);
+            }
             match next {
                 None => return Err(left),
                 Some(next) if spares && self.leaves(next, unit) => {
@@ -230,6 +258,11 @@ impl Dirty {
         self.volumes.get(usize::from(volume.0)).map_or(0, |part| part.blocks)
     }
 
+    /// The number of stripes of a volume with dirty blocks.
+    pub fn stripes_of(&self, volume: VolumeId) -> u64 {
+        self.volumes.get(usize::from(volume.0)).map_or(0, |part| part.ages.len() as u64)
+    }
+
     fn part(&mut self, stripe: u64) -> &mut Part {
         let at = (stripe >> STRIPES_BITS) as usize;
         if at >= self.volumes.len() {
@@ -264,7 +297,7 @@ impl Dirty {
     /// Whether the block is on its way to the primary.
     pub fn is_destaging(&self, key: Key) -> bool {
         let (stripe, i) = stripe_of(key);
-        self.stripes.get(&stripe).is_some_and(|s| s.destaging.get(i))
+        self.stripes.get(&stripe).is_some_and(|s| s.moved().destaging.get(i))
     }
 
     /// Whether the newest version of a dirty block is on its way to the primary. Where it is on the
@@ -272,7 +305,10 @@ impl Dirty {
     pub fn is_newest_destaging(&self, key: Key) -> bool {
         let (stripe, i) = stripe_of(key);
         let of_stripe = self.stripes.get(&stripe);
-        of_stripe.is_some_and(|s| s.dirty.get(i) && s.destaging.get(i) && !s.newer.get(i))
+        of_stripe.is_some_and(|s| {
+            let Moved { destaging, newer, .. } = s.moved();
+            s.dirty.get(i) && destaging.get(i) && !newer.get(i)
+        })
     }
 
     /// Whether the primary lacks the newest version of a block, or may still receive an older one.
@@ -282,7 +318,7 @@ impl Dirty {
 
     /// The dirty blocks of a stripe, and those that are on their way to the primary.
     pub fn in_stripe(&self, stripe: u64) -> (Bits, Bits) {
-        self.stripes.get(&stripe).map_or_else(Default::default, |s| (s.dirty, s.destaging))
+        self.stripes.get(&stripe).map_or_else(Default::default, |s| (s.dirty, s.moved().destaging))
     }
 
     /// Adds a block at `now`; `by_client` says that a client wrote it, rather than reclaim copying
@@ -293,12 +329,17 @@ impl Dirty {
         let stripe = self.stripes.entry(number).or_insert_with(Stripe::new);
         let is_new = !stripe.dirty.get(i);
         let first = i - i % unit;
-        if stripe.left.get(first) && (first..first + unit).all(|i| !stripe.dirty.get(i)) {
-            stripe.left.set(first, false);
-        }
-        if is_new || by_client {
-            stripe.again.set(i, !is_new);
-            stripe.newer.set(i, stripe.destaging.get(i));
+        let has_none = stripe.dirty.within(first..first + unit).is_empty();
+        let is_rewritten = by_client && !is_new;
+        if is_rewritten || stripe.moved.is_some() {
+            let moved = stripe.moved_mut();
+            if has_none {
+                moved.left.set(first, false);
+            }
+            if is_new || by_client {
+                moved.again.set(i, !is_new);
+                moved.newer.set(i, moved.destaging.get(i));
+            }
         }
         if is_new {
             let before = stripe.counts();
@@ -327,8 +368,9 @@ impl Dirty {
     pub fn begin_destaging(&mut self, key: Key) {
         let (number, i) = stripe_of(key);
         if let Some(stripe) = self.stripes.get_mut(&number) {
-            stripe.destaging.set(i, true);
-            stripe.newer.set(i, false);
+            let moved = stripe.moved_mut();
+            moved.destaging.set(i, true);
+            moved.newer.set(i, false);
         }
     }
 
@@ -336,8 +378,11 @@ impl Dirty {
     /// the version that set out then: the block is clean, or has been dirty since later than that.
     pub fn end_destaging(&mut self, key: Key, started: Option<Instant>) {
         self.change(key, |stripe, i| {
-            stripe.destaging.set(i, false);
-            stripe.newer.set(i, false);
+            if let Some(moved) = &mut stripe.moved {
+                moved.destaging.set(i, false);
+                moved.newer.set(i, false);
+                stripe.shrink();
+            }
             if let Some(started) = started.filter(|_| stripe.dirty.get(i)) {
                 stripe.is_dirty_since(i, started);
             }
@@ -411,7 +456,7 @@ impl Dirty {
         let end = Key::range(volume).end.0 / STRIPE_BLOCKS;
         let mut stripes = self.stripes.range(from.0 / STRIPE_BLOCKS..end);
         let (&number, stripe) = stripes.find(|(_, stripe)| !stripe.dirty.is_empty())?;
-        Some((number, stripe.dirty, stripe.destaging))
+        Some((number, stripe.dirty, stripe.moved().destaging))
     }
 
     /// The next block in the stripes of `range`, in address order from its start, that is dirty and
@@ -563,14 +608,15 @@ mod tests {
                 }))
             };
             let mut stripe = Stripe { dirty: any(&mut numbers), ..Stripe::new() };
-            (stripe.destaging, stripe.again) = (any(&mut numbers), any(&mut numbers));
+            let moved = stripe.moved_mut();
+            (moved.destaging, moved.again) = (any(&mut numbers), any(&mut numbers));
             let unit = 1 << numbers.below(9);
             let (from, spares) = (numbers.below(STRIPE_BLOCKS), numbers.below(2) == 0);
-            let (mut again, mut left) = (stripe.again, stripe.left);
+            let Moved { destaging, mut again, mut left, .. } = stripe.moved().clone();
             let (mut i, mut units) = (from, 0);
             let expected = loop {
                 let first = i - i % unit;
-                let goes = i < STRIPE_BLOCKS && stripe.dirty.get(i) && !stripe.destaging.get(i);
+                let goes = i < STRIPE_BLOCKS && stripe.dirty.get(i) && !destaging.get(i);
                 let is_full = || (first..first + unit).all(|i| stripe.dirty.get(i));
                 if i == STRIPE_BLOCKS {
                     break Err(units);
@@ -583,7 +629,8 @@ mod tests {
                 }
             };
             assert_eq!(stripe.next_from(from, unit, spares), expected, "seed {seed}");
-            assert_eq!((stripe.again, stripe.left), (again, left), "seed {seed}");
+            let moved = stripe.moved();
+            assert_eq!((moved.again, moved.left), (again, left), "seed {seed}");
         }
     }
 

@@ -22,7 +22,7 @@ use forebay_format::{EntryKind, SegmentSeq};
 
 use base::Base;
 pub use base::{base_key, block_of};
-pub use dirty::{Bits, Dirty};
+pub use dirty::{Bits, Dirty, STRIPE_BYTES as DIRTY_STRIPE_BYTES};
 pub use fenced::Fenced;
 pub use index::{Index, Place, SEGMENT_BYTES_MAX, SEGMENTS_MAX, blocks_in, bytes_for};
 use loading::Loading;
@@ -255,9 +255,11 @@ impl Contents {
         self.dirty.blocks() - self.fenced.len() as u64
     }
 
-    /// Number of dirty blocks of a volume that can be destaged.
-    pub fn dirty_level_of(&self, volume: VolumeId) -> u64 {
-        self.dirty.blocks_of(volume) - self.fenced.of_volume(volume)
+    /// Number of dirty blocks of a volume that can be destaged, and at least of how many stripes.
+    pub fn dirty_level_of(&self, volume: VolumeId) -> (u64, u64) {
+        let fenced = self.fenced.of_volume(volume);
+        let stripes = self.dirty.stripes_of(volume).saturating_sub(fenced);
+        (self.dirty.blocks_of(volume) - fenced, stripes)
     }
 
     /// Number of blocks whose newest version, or its base, is in the segment at a position.

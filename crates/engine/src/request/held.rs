@@ -37,9 +37,9 @@ impl Requests {
                     break;
                 }
                 // What is released here may not be dirty yet.
-                level += held.blocks;
+                level += cache.dirty_level_by(held.blocks);
                 let full = cache.health() == Health::Good
-                    && cache.contents.dirty_level_of(volume) >= cache.limit_of(volume);
+                    && cache.dirty_level_of(volume) >= cache.limit_of(volume);
                 let hopeless = full
                     && cache.volume(volume).is_stuck(cache.now)
                     && cache.now.since(held.at) >= cache.config.patience;

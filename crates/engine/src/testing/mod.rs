@@ -58,6 +58,7 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
         }],
         ram_bytes: 256 << 10,
         index_blocks: cache / forebay_block::BLOCK_SIZE as u64 * 3,
+        dirty_stripes: u64::MAX,
         eviction: Eviction::default(),
         write_cache_depth: Duration::from_secs(600),
         dirty_limit: Part::Percent(50),

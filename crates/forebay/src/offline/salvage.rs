@@ -430,6 +430,7 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         volumes: volumes.collect(),
         ram_bytes: RAM_BYTES,
         index_blocks: index_blocks(area),
+        dirty_stripes: u64::MAX,
         eviction: Eviction::default(),
         write_cache_depth: std::time::Duration::ZERO,
         fill_rate: None,

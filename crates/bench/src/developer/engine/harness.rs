@@ -464,6 +464,7 @@ fn config(layout: &Layout) -> anyhow::Result<ShardConfig> {
         unit_entries: geometry.log_segments.is_some(),
         ram_bytes: layout.ram_bytes,
         index_blocks: layout.cache_bytes / BLOCK as u64,
+        dirty_stripes: u64::MAX,
         write_cache_depth: Duration::from_secs(3600),
         destage_depth: 32,
         compress: true,

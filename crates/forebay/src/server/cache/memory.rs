@@ -7,12 +7,19 @@ use std::path::Path;
 use anyhow::bail;
 use forebay_control::config::Config;
 use forebay_control::units::Size;
+use forebay_engine::DIRTY_STRIPE_BYTES;
 use forebay_volume::pool::{Opened, index_bytes};
 use rustix::process::{Resource, getrlimit};
 use rustix::system::sysinfo;
 
 /// By default, the index of a new cache may take the machine's memory divided by this.
 const INDEX_SHARE: u64 = 2;
+
+/// The stripes with dirty blocks may take the machine's memory divided by this, or the index's if
+/// that is more, and the first bytes in any case.
+const DIRTY_SHARE: u64 = 16;
+const DIRTY_INDEX_SHARE: u64 = 8;
+const DIRTY_BYTES_MIN: u64 = 16 << 20;
 
 /// Most bytes for the index of a new cache.
 pub fn index_budget(config: &Config) -> u64 {
@@ -24,23 +31,35 @@ pub fn index(opened: &Opened) -> u64 {
     opened.superblock.shards.iter().map(|&area| index_bytes(area)).sum()
 }
 
-/// Fails if the server cannot get its memory; `others`: bytes in addition to index, RAM tier and
-/// clients.
+/// Bytes that a server needs; `others`: bytes in addition to index, RAM tier and clients.
+fn wanted(config: &Config, opened: &Opened, others: usize) -> u64 {
+    let (Size(ram), Size(clients)) = (config.memory.ram, config.server.client_memory);
+    [index(opened), ram, clients].into_iter().fold(others as u64, u64::saturating_add)
+}
+
+/// Number of stripes with dirty blocks for which each shard has memory, of what is left by all the
+/// rest. Near that many, writes wait: a start need not be refused for this.
+pub fn dirty_stripes(config: &Config, opened: &Opened, others: usize) -> u64 {
+    let left = limit(true).saturating_sub(wanted(config, opened, others));
+    let share = (limit(false) / DIRTY_SHARE).max(index(opened) / DIRTY_INDEX_SHARE);
+    let bytes = share.min(left).max(DIRTY_BYTES_MIN);
+    bytes / DIRTY_STRIPE_BYTES / opened.superblock.shards.len() as u64
+}
+
+/// Fails if the server cannot get its memory; `others` as in [`wanted`].
 pub fn check(config: &Config, opened: &Opened, others: usize) -> anyhow::Result<()> {
     let (index, Size(ram)) = (index(opened), config.memory.ram);
-    let (others, Size(clients)) = (others as u64, config.server.client_memory);
+    let (buffers, Size(clients)) = (others as u64, config.server.client_memory);
     let shown = format!(
         "{} for recent blocks, {} for the index, {} for clients and {} for buffers",
         Size(ram),
         Size(index),
         Size(clients),
-        Size(others)
+        Size(buffers)
     );
-    let others = others.saturating_add(clients);
     let hint = "use less for memory.ram (--ram) or server.client_memory, or a smaller cache";
     let most = limit(true);
-    let wanted = index.saturating_add(ram).saturating_add(others);
-    if wanted > most {
+    if wanted(config, opened, others) > most {
         bail!("memory: {shown} are more than the {} available; {hint}", Size(most));
     }
     let shards = opened.superblock.shards.iter();
@@ -49,7 +68,7 @@ pub fn check(config: &Config, opened: &Opened, others: usize) -> anyhow::Result<
     // Allocates everything at the same time, and frees it. The index grows later; should memory be
     // short then, it counts as full.
     let mut held = Vec::new();
-    for bytes in parts.chain([others]) {
+    for bytes in parts.chain([buffers.saturating_add(clients)]) {
         let mut piece: Vec<u8> = Vec::new();
         let wanted = usize::try_from(bytes).unwrap_or(usize::MAX);
         if let Err(error) = piece.try_reserve_exact(wanted) {

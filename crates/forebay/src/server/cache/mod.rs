@@ -783,6 +783,7 @@ fn shards_of(
             volumes,
             ram_bytes: config.memory.ram.0 / count as u64,
             index_blocks: index_blocks(area),
+            dirty_stripes: memory::dirty_stripes(config, opened, ARENA_BYTES),
             eviction: config.cache.eviction,
             write_cache_depth: config.cache.write_cache_depth.0,
             dirty_limit: config.cache.dirty_limit.0,
