@@ -23,7 +23,7 @@ use crate::api::{
     UpgradeStatus, VolumeStatus,
 };
 use crate::config::PinEdit;
-use crate::socket::{PATH_BYTES_MAX, excess};
+use crate::socket::{PATH_BYTES_MAX, too_long};
 use crate::statistics::Window;
 
 pub use follow::Followed;
@@ -418,7 +418,7 @@ impl Client {
     }
 
     fn io(&self, source: io::Error) -> ClientError {
-        if let Some(bytes) = excess(&self.socket) {
+        if let Some(bytes) = too_long(&self.socket) {
             return ClientError::TooLong { path: self.socket.clone(), bytes };
         }
         match source.kind() {

@@ -1,6 +1,7 @@
 //! The control socket's file: its place, its permissions, and its replacement if its server is dead
 //! but not if it is alive.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, lchown};
@@ -21,7 +22,7 @@ const BACKLOG: i32 = 128;
 pub const PATH_BYTES_MAX: usize = 107;
 
 /// The length of a path if it is too long for a Unix socket, in bytes.
-pub fn excess(path: &Path) -> Option<usize> {
+pub fn too_long(path: &Path) -> Option<usize> {
     Some(path.as_os_str().len()).filter(|&bytes| bytes > PATH_BYTES_MAX)
 }
 
@@ -99,7 +100,7 @@ fn make_directory(path: &Path) -> io::Result<()> {
 /// Listens at `path`.
 pub fn listen(path: &Path, access: &SocketAccess) -> Result<UnixListener, SocketError> {
     let failed = |source| SocketError::Io { path: path.to_owned(), source };
-    if let Some(bytes) = excess(path) {
+    if let Some(bytes) = too_long(path) {
         return Err(SocketError::TooLong { path: path.to_owned(), bytes });
     }
     let (owner, group) =
@@ -109,7 +110,10 @@ pub fn listen(path: &Path, access: &SocketAccess) -> Result<UnixListener, Socket
     clear(path)?;
     // Nobody can connect before `listen`, and permissions are set before that. The socket is
     // created under another name, then linked to its place: a link never replaces a file.
-    let name = format!(".new-{}", std::process::id());
+    let mut hash = DefaultHasher::new();
+    path.file_name().hash(&mut hash);
+    // Servers in other containers may have the same process id.
+    let name = format!(".new-{}-{:x}", std::process::id(), hash.finish());
     let beside = path.with_file_name(&name);
     let _ = std::fs::remove_file(&beside);
     let bound = || -> io::Result<UnixListener> {

@@ -94,8 +94,8 @@ impl<V> LargeMap<V> {
         before
     }
 
-    /// Frees parts of a map that is not used any more, up to the first with which they had room for
-    /// `room` entries; returns whether there was one.
+    /// Frees parts of a map that is not used any more until their capacity reaches `room` entries;
+    /// returns whether there was one.
     pub fn drop_parts(&mut self, room: usize) -> bool {
         let parts = self.parts.len();
         let mut freed = 0;

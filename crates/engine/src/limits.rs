@@ -51,7 +51,7 @@ pub const LOADED_MAX: u32 = step(1024) as u32;
 pub const LOADED_HURRY: u32 = 4;
 /// Extents of the store whose free slots are found in one turn after late loading.
 pub const EXTENTS_FOUND: u32 = step(64) as u32;
-/// Entries for which the memory freed in one turn had room, if a large map is not used any more.
+/// Capacity, in entries, of the parts of a large map that are freed in one turn.
 pub const FREED_ROOM: usize = step(16 << 10);
 /// Retries of a failed read of a footer during late loading.
 pub const LOAD_READS_MAX: u32 = 8;

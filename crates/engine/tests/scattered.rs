@@ -31,6 +31,8 @@ fn scattered_writes_wait_when_there_is_no_memory_for_more_stripes() {
         most = most.max(harness.engine.dirty_blocks());
     }
     assert!((MEMORY / 2..=MEMORY).contains(&most), "{most} stripes were dirty");
+    let limit = harness.engine.volumes(harness.now)[0].dirty_limit_blocks;
+    assert!((MEMORY - 1..=MEMORY).contains(&limit), "the statistics say {limit}");
     harness.drain();
     for stripe in 0..STRIPES {
         let at = (stripe * STRIPE) as usize;

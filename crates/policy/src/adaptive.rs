@@ -23,8 +23,8 @@ const PLACES_MIN: u64 = 1024;
 const PLACES_MAX: u64 = 16384;
 /// Stamps in the time that the cache is filled once.
 const STAMPS_PER_FILL: u64 = 16;
-/// Bits of the time in which the largest cache is filled once, as requests tell it. In 32 bits it
-/// is filled 128 times before they wrap around; the youngest age has 262,144 units.
+/// Requests are stamped in units of which one fill of the cache takes fewer than 2 to this power
+/// plus 1. So a stamp of 32 bits wraps around after 128 fills or more.
 const FILL_BITS_MAX: u32 = 24;
 /// Reads between two comparisons of the shadows, for each of their places.
 const COMPARED_AFTER: f32 = 1.0 / 16.0;

@@ -165,7 +165,11 @@ fn changed(
         let (volume, key) = setting;
         let shown =
             |value: Option<&String>| cut(value.map_or("none", |text| text), VALUE_BYTES_MAX);
-        let text = format!("{key} was changed from {} to {}", shown(old), shown(value));
+        let [old, value] = [shown(old), shown(value)];
+        let text = match old == value {
+            true => format!("{key} was changed after its first {VALUE_BYTES_MAX} bytes: {value}"),
+            false => format!("{key} was changed from {old} to {value}"),
+        };
         let one = News::new("setting-changed", Severity::Info, text, "").about(key);
         news.push(volume.as_ref().map_or(one.clone(), |volume| one.of(volume)));
     }

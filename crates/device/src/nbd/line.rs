@@ -39,7 +39,7 @@ pub struct Parting {
     pub grace: Duration,
     /// Whether this host has given up the connection, as after a timeout. Then it is closed for
     /// this host, and whether the server has closed it is not known.
-    pub is_cut: bool,
+    pub failed_here: bool,
 }
 
 /// The requests of one queue, and their session while there is a connection.
@@ -230,7 +230,7 @@ impl Line {
     pub fn broken(&mut self, error: &IoError) -> Parting {
         let Some(mut session) = self.session.take() else { return Parting::default() };
         let parting = match session.has_changes() {
-            true => Parting { is_cut: is_cut(error), ..Parting::FULL },
+            true => Parting { failed_here: failed_here(error), ..Parting::FULL },
             false => Parting::default(),
         };
         session.fail_all(error, &mut self.finished);
@@ -278,7 +278,7 @@ fn gone(why: &'static str) -> IoError {
 
 /// Whether a connection broke by an error of this host, rather than by the server or by us. The
 /// first request of ours that fails gets the kernel's reason; later ones see just an end.
-pub(super) fn is_cut(error: &IoError) -> bool {
+pub(super) fn failed_here(error: &IoError) -> bool {
     let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
     source.is_some_and(|source| {
         use io::ErrorKind::{BrokenPipe, ConnectionReset};
@@ -288,12 +288,12 @@ pub(super) fn is_cut(error: &IoError) -> bool {
 
 impl Parting {
     /// For a server that had unanswered changes of ours.
-    const FULL: Self = Self { patience: PARTING_MAX, grace: GRACE, is_cut: false };
+    const FULL: Self = Self { patience: PARTING_MAX, grace: GRACE, failed_here: false };
 }
 
 impl Default for Parting {
     /// Parting without waiting.
     fn default() -> Self {
-        Self { patience: Duration::ZERO, grace: Duration::ZERO, is_cut: false }
+        Self { patience: Duration::ZERO, grace: Duration::ZERO, failed_here: false }
     }
 }

@@ -152,7 +152,7 @@ impl State {
         let _ = connect_unspec(&socket);
         let _ = shutdown(&socket, Shutdown::Both);
         drop(socket);
-        (has_hung_up && !parting.is_cut) || parting.patience.is_zero()
+        (has_hung_up && !parting.failed_here) || parting.patience.is_zero()
     }
 
     /// Waits for this time, or until it is no longer wanted.
@@ -204,7 +204,7 @@ mod tests {
     use forebay_block::IoError;
 
     use super::*;
-    use crate::nbd::line::is_cut;
+    use crate::nbd::line::failed_here;
 
     /// A connection for requests, and the other end, which takes nothing yet: a proxy that stalls,
     /// or a server that is stopped.
@@ -250,7 +250,7 @@ mod tests {
     }
 
     const PARTING: Parting =
-        Parting { patience: Duration::from_millis(150), grace: Duration::ZERO, is_cut: false };
+        Parting { patience: Duration::from_millis(150), grace: Duration::ZERO, failed_here: false };
 
     /// Regression: the kernel went on delivering what a broken connection had not sent, after the
     /// next connection was in use: an old write could land over a newer one.
@@ -294,7 +294,7 @@ mod tests {
         let error = ours.write(&[7; 64 << 10]).expect_err("nothing is taken");
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         let error = IoError::with_source(forebay_block::ErrorKind::DeviceGone, error);
-        let parting = Parting { is_cut: is_cut(&error), ..PARTING };
+        let parting = Parting { failed_here: failed_here(&error), ..PARTING };
         assert!(!State::default().part(ours.into(), parting), "nobody knows");
         drop(theirs);
 
@@ -308,7 +308,7 @@ mod tests {
             }
         };
         let error = IoError::with_source(forebay_block::ErrorKind::DeviceGone, error);
-        let parting = Parting { is_cut: is_cut(&error), ..PARTING };
+        let parting = Parting { failed_here: failed_here(&error), ..PARTING };
         assert!(State::default().part(ours.into(), parting), "it has hung up: {error:?}");
     }
 

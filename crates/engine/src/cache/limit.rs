@@ -18,8 +18,8 @@ const STUCK_RESERVE: u64 = 8;
 pub struct DirtyLimit {
     all: Whole,
     shares: DirtyShares,
-    /// As how many blocks a stripe with dirty blocks counts at least, so that there is memory for
-    /// all stripes of dirty blocks that are scattered over large volumes.
+    /// The fewest blocks that a stripe with dirty blocks counts as. So there is memory for all such
+    /// stripes when dirty blocks are scattered over large volumes.
     stripe: u64,
 }
 
@@ -132,25 +132,60 @@ impl Cache {
         (u128::from(limit) * u128::from(target) / u128::from(all.blocks)) as u64
     }
 
-    /// Number of blocks as which the dirty blocks of a volume count that can be destaged: each
-    /// stripe as some, if there are more stripes than memory for them at the limit.
-    pub(crate) fn dirty_level_of(&self, volume: VolumeId) -> u64 {
+    /// The dirty level of a volume, in blocks: its dirty blocks that can be destaged, or more if
+    /// they are scattered.
+    fn dirty_level_of(&self, volume: VolumeId) -> u64 {
         let (blocks, stripes) = self.contents.dirty_level_of(volume);
         blocks.max(stripes.saturating_mul(self.limit.stripe))
     }
 
-    /// Number of blocks as which a write of `blocks` blocks may count when they are dirty.
+    /// The most that a write of `blocks` blocks adds to the dirty level, if they are neighbors.
     pub(crate) fn dirty_level_by(&self, blocks: u64) -> u64 {
         blocks.max(blocks.div_ceil(STRIPE_BLOCKS).saturating_mul(self.limit.stripe))
     }
 
-    /// Number of dirty blocks at which the writes of a volume wait: the part that the other volumes
-    /// leave free, and at least the volume's guarantee.
-    pub(crate) fn limit_of(&self, volume: VolumeId) -> u64 {
+    /// The level of a volume at which its writes wait: the part of the dirty limit that the other
+    /// volumes leave free, and at least the volume's guarantee.
+    fn share_of(&self, volume: VolumeId) -> u64 {
         let level = |at: usize| u8::try_from(at).map_or(0, |at| self.dirty_level_of(VolumeId(at)));
-        let limit = self.limit.shares.limit(usize::from(volume.0), level);
-        let order = &self.volume(volume).order;
-        order.blocks_max.filter(|_| self.is_ordered(volume)).map_or(limit, |most| most.min(limit))
+        self.limit.shares.limit(usize::from(volume.0), level)
+    }
+
+    /// The most blocks of an ordered volume that may be dirty.
+    fn ordered_limit_of(&self, volume: VolumeId) -> Option<u64> {
+        self.volume(volume).order.blocks_max.filter(|_| self.is_ordered(volume))
+    }
+
+    /// Number of dirty blocks, scattered as they are now, at which the writes of a volume wait.
+    pub(crate) fn limit_of(&self, volume: VolumeId) -> u64 {
+        let (blocks, level) = (self.contents.dirty_level_of(volume).0, self.dirty_level_of(volume));
+        let mut limit = self.share_of(volume);
+        if level > blocks && blocks > 0 {
+            limit = (u128::from(limit) * u128::from(blocks) / u128::from(level)) as u64;
+        }
+        self.ordered_limit_of(volume).map_or(limit, |most| most.min(limit))
+    }
+
+    /// The dirty level of a volume and its limit, or the blocks of an ordered volume and theirs,
+    /// whichever is closer to the limit.
+    fn level_and_limit(&self, volume: VolumeId) -> (u64, u64) {
+        let (level, limit) = (self.dirty_level_of(volume), self.share_of(volume));
+        let blocks = self.contents.dirty_level_of(volume).0;
+        match self.ordered_limit_of(volume) {
+            Some(most)
+                if u128::from(blocks) * u128::from(limit)
+                    >= u128::from(level) * u128::from(most) =>
+            {
+                (blocks, most.min(limit))
+            }
+            _ => (level, limit),
+        }
+    }
+
+    /// Whether the writes of a volume wait until some of its dirty blocks are destaged.
+    pub(crate) fn is_full_of_dirty(&self, volume: VolumeId) -> bool {
+        let (level, limit) = self.level_and_limit(volume);
+        level >= limit
     }
 
     /// The dirty level of a volume and its limit, as pacing sees them. Blocks that only wait for
@@ -193,7 +228,8 @@ impl Cache {
 
     /// Whether enough blocks of a volume are dirty that its primary should be flushed now.
     pub(crate) fn is_crowded(&self, volume: VolumeId) -> bool {
-        self.dirty_level_of(volume) > self.limit_of(volume) / 4 * 3
+        let (level, limit) = self.level_and_limit(volume);
+        level > limit / 4 * 3
     }
 
     /// Number of dirty blocks in a segment that will be destaged soon: blocks of stuck volumes do

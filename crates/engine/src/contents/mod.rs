@@ -22,7 +22,7 @@ use forebay_format::{EntryKind, SegmentSeq};
 
 use base::Base;
 pub use base::{base_key, block_of};
-pub use dirty::{Bits, Dirty, STRIPE_BYTES as DIRTY_STRIPE_BYTES};
+pub use dirty::{Bits, DIRTY_STRIPE_BYTES, Dirty};
 pub use fenced::Fenced;
 pub use index::{Index, Place, SEGMENT_BYTES_MAX, SEGMENTS_MAX, blocks_in, bytes_for};
 use loading::Loading;
@@ -255,7 +255,8 @@ impl Contents {
         self.dirty.blocks() - self.fenced.len() as u64
     }
 
-    /// Number of dirty blocks of a volume that can be destaged, and at least of how many stripes.
+    /// Number of dirty blocks of a volume that can be destaged, and the fewest stripes that have
+    /// them.
     pub fn dirty_level_of(&self, volume: VolumeId) -> (u64, u64) {
         let fenced = self.fenced.of_volume(volume);
         let stripes = self.dirty.stripes_of(volume).saturating_sub(fenced);

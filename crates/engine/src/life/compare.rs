@@ -424,11 +424,17 @@ impl Compare {
             if job.pace.turn_is_over() {
                 break;
             }
-            let stripe = if is_new { Some(job.next) } else { job.again.pop_front() };
-            let Some(stripe) = stripe else { return };
-            again -= usize::from(!is_new);
+            let stripe = match is_new {
+                true => job.next,
+                false => {
+                    again -= 1;
+                    job.again.pop_front().expect("there was one more")
+                }
+            };
             if !Self::drop_clean_in(cache, stripe, job, fx) {
-                job.again.extend(Some(stripe).filter(|_| !is_new));
+                if !is_new {
+                    job.again.push_back(stripe);
+                }
                 return;
             }
             job.next = job.next.max(stripe + 1);

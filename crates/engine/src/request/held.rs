@@ -38,8 +38,7 @@ impl Requests {
                 }
                 // What is released here may not be dirty yet.
                 level += cache.dirty_level_by(held.blocks);
-                let full = cache.health() == Health::Good
-                    && cache.dirty_level_of(volume) >= cache.limit_of(volume);
+                let full = cache.health() == Health::Good && cache.is_full_of_dirty(volume);
                 let hopeless = full
                     && cache.volume(volume).is_stuck(cache.now)
                     && cache.now.since(held.at) >= cache.config.patience;

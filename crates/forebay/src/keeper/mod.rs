@@ -22,6 +22,7 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{self, SignalKind, signal};
 use tokio::time::Instant;
 
+use crate::server::kept::{CONFIGURATION, content};
 use crate::server::process;
 use attempts::Attempts;
 use child::{Child, Event, Held, Program, told};
@@ -278,11 +279,8 @@ impl Keeper {
             Message::Held { name, note } => {
                 if let Some(descriptor) = descriptor {
                     let one = (Arc::new(descriptor), note);
-                    let before = self.trial.as_mut().filter(|_| server.ready);
-                    let before = before.and_then(|trial| trial.held_before.get_mut(&name));
-                    if let Some(before) = before {
-                        // The program before would find it as outdated as this one.
-                        before.clone_from(&one);
+                    if server.ready && name == CONFIGURATION {
+                        self.renew_before(&one);
                     }
                     let held = if server.ready { &mut self.held } else { &mut server.left };
                     held.insert(name, one);
@@ -295,6 +293,19 @@ impl Keeper {
                 process::notify(NotifyState::Stopping);
             }
             _ => {}
+        }
+    }
+
+    /// A server that serves has another configuration: so has the program before, if it comes back
+    /// and had the same one.
+    fn renew_before(&mut self, one: &(Arc<OwnedFd>, String)) {
+        let before = self.trial.as_mut().and_then(|trial| trial.held_before.get_mut(CONFIGURATION));
+        let (Some(before), Some(now)) = (before, self.held.get(CONFIGURATION)) else { return };
+        let texts = [&*before, now].map(|(file, _)| file.try_clone().and_then(content).ok());
+        if let [Some(was), Some(is)] = texts
+            && was == is
+        {
+            before.clone_from(one);
         }
     }
 

@@ -122,8 +122,11 @@ fn all(state: &StateDir) -> io::Result<Vec<Applying>> {
         let cache = name.strip_suffix(KIND).and_then(|name| name.strip_suffix('.'));
         let cache = cache.and_then(|uuid| u128::from_str_radix(uuid, 16).ok());
         let Some(cache) = cache.map(u128::to_be_bytes) else { continue };
-        let text = state.read(&name, BYTES_MAX)?;
-        found.extend(text.and_then(|text| parse(cache, &text)));
+        match state.read(&name, BYTES_MAX) {
+            Ok(text) => found.extend(text.and_then(|text| parse(cache, &text))),
+            // It may be that of another server.
+            Err(error) => tracing::warn!(name, %error, "ignored, as it is not whole"),
+        }
     }
     Ok(found)
 }

@@ -41,6 +41,9 @@ use crate::server::state_health::StateHealth;
 use crate::server::upgrades::Upgrades;
 use crate::server::warm_up::WarmUp;
 
+/// Interval at which a change that comes early looks whether changes are taken.
+const START_STEP: Duration = Duration::from_millis(1);
+
 /// Facts that do not change while the pool runs.
 pub struct Facts {
     /// The cache device's path.
@@ -82,9 +85,9 @@ impl Parent {
 pub struct Running {
     pool: Pool,
     facts: Facts,
-    /// The configuration that the next start has, without the changes kept for it.
-    configured: Mutex<Config>,
-    /// The line to the keeper, which holds the text of it.
+    /// The configuration that the next start has, without the changes kept for it, and its text.
+    configured: Mutex<(Config, Option<String>)>,
+    /// The line to the keeper, which holds the text.
     keeper: Option<Arc<Line>>,
     /// The settings in force.
     in_force: Arc<Mutex<Config>>,
@@ -94,6 +97,7 @@ pub struct Running {
     /// For each volume, the running or last prefetch.
     prefetches: Mutex<Vec<Option<Prefetch>>>,
     began: Instant,
+    takes_changes: AtomicBool,
     stopping: AtomicBool,
     /// Whether the drain before the stop was abandoned, and whether a client has been told.
     given_up: AtomicBool,
@@ -111,7 +115,7 @@ impl Running {
     /// hand-over needs, which have the settings in force.
     pub fn new(
         facts: Facts,
-        configured: Config,
+        configured: (Config, Option<String>),
         settings: KeptSettings,
         reconfiguration: Arc<Reconfiguration>,
         (keeper, stop): (Option<Arc<Line>>, UnboundedSender<Order>),
@@ -119,7 +123,7 @@ impl Running {
         let traces = Mutex::new(facts.volumes.iter().map(|_| None).collect());
         let prefetches = Mutex::new(facts.volumes.iter().map(|_| None).collect());
         let kept = Mutex::new(settings);
-        let [stopping, given_up, told] = [false; 3].map(AtomicBool::new);
+        let [takes_changes, stopping, given_up, told] = [false; 4].map(AtomicBool::new);
         Self {
             pool: reconfiguration.pool.clone(),
             facts,
@@ -130,6 +134,7 @@ impl Running {
             traces,
             prefetches,
             began: Instant::now(),
+            takes_changes,
             stopping,
             given_up,
             told,
@@ -145,6 +150,18 @@ impl Running {
     /// Stores the settings that were changed while serving, as they are now.
     pub fn keep_settings(&self) -> io::Result<()> {
         locked(&self.kept).store()
+    }
+
+    /// Takes changes from now on, and those that wait.
+    pub fn take_changes(&self) {
+        self.takes_changes.store(true, Ordering::SeqCst);
+    }
+
+    /// Waits until changes are taken: what the start has on record must be settled first.
+    fn await_start(&self) {
+        while !self.takes_changes.load(Ordering::SeqCst) {
+            std::thread::sleep(START_STEP);
+        }
     }
 
     /// Brings the blocks of the cache before, which was given up, into this one, in the background.
@@ -344,7 +361,7 @@ impl Running {
     /// The configuration to compare `wanted` with: settings that only a start changes as they were
     /// configured, since the start chose some of them, and the others as they are in force.
     fn comparable(&self, in_force: &Config, wanted: &Config) -> Config {
-        let mut all = locked(&self.configured).clone();
+        let mut all = locked(&self.configured).0.clone();
         if wanted.server.shards == in_force.server.shards || wanted.server.shards.is_none() {
             // The cache has this number, whoever chose it.
             all.server.shards = wanted.server.shards;
@@ -365,10 +382,15 @@ impl Running {
     /// Takes a configuration for the one of the next start, which reads this text. So nothing of
     /// what was changed before is kept.
     fn adopt(&self, text: &str) -> io::Result<()> {
-        // First the text: what was changed before over another value counts no more with it. A
-        // keeper that is gone starts nothing.
-        let _ = kept::hold_configuration(self.keeper.as_deref(), Some(text));
-        locked(&self.kept).clear()
+        let (keeper, configured) = (self.keeper.as_deref(), locked(&self.configured));
+        let before = configured.1.as_deref();
+        // First the text: what was changed before over another value counts no more with it.
+        kept::hold_configuration(keeper, Some(text))?;
+        locked(&self.kept).clear().inspect_err(|_| {
+            if let Err(error) = kept::hold_configuration(keeper, before) {
+                tracing::warn!(%error, "a restart by the keeper reads the new configuration");
+            }
+        })
     }
 
     /// Makes the changes, all or none, once they are kept for the next start by `keep`. The caller
@@ -387,7 +409,7 @@ impl Running {
         for Change { spec, volume, value } in changes {
             let at = volume.as_deref().map(|name| self.place(name)).transpose()?;
             let (place, id) = (at.unwrap_or(0), at.map(|at| self.pool.registry().volumes()[at].id));
-            let configured = spec.text(&locked(&self.configured), place);
+            let configured = spec.text(&locked(&self.configured).0, place);
             let value = match value {
                 NewValue::Is(text) => Some(text.as_str()),
                 NewValue::Configured => configured.as_deref(),
@@ -426,16 +448,23 @@ impl Running {
         wanted: &Wanted,
         changes: &[Change],
     ) -> Result<(), ControlError> {
-        let adopted = self.reconfiguration.will_read(&wanted.text);
-        self.change(in_force, changes, |wishes| match adopted {
-            true => self.adopt(&wanted.text),
-            false => self.keep(wishes),
-        })?;
-        if adopted {
-            take_online(&mut locked(&self.configured), in_force);
+        let text = &wanted.text;
+        let adopts = self.reconfiguration.will_read(text);
+        match (changes.is_empty(), adopts) {
+            (true, false) => return Ok(()),
+            (true, true) => self.adopt(text).map_err(|error| not_kept(&error))?,
+            (false, _) => self.change(in_force, changes, |wishes| match adopts {
+                true => self.adopt(text),
+                false => self.keep(wishes),
+            })?,
+        }
+        if adopts {
+            let mut configured = locked(&self.configured);
+            take_online(&mut configured.0, in_force);
+            configured.1 = Some(text.clone());
         }
         if !changes.is_empty() {
-            history::keep_or_warn(&self.reconfiguration.state, &wanted.text);
+            history::keep_or_warn(&self.reconfiguration.state, text);
         }
         Ok(())
     }
@@ -503,12 +532,14 @@ impl PoolControl for Running {
     }
 
     fn set(&self, changes: &[Change]) -> Result<(), ControlError> {
+        self.await_start();
         let mut in_force = locked(&self.in_force);
         self.reconfiguration.refuse_under_way()?;
         self.change(&mut in_force, changes, |wishes| self.keep(wishes))
     }
 
     fn pin(&self, volume: &str, edit: &PinEdit) -> Result<(), ControlError> {
+        self.await_start();
         let mut in_force = locked(&self.in_force);
         self.reconfiguration.refuse_under_way()?;
         let now = &in_force.volumes[self.place(volume)?].pinned;
@@ -524,6 +555,7 @@ impl PoolControl for Running {
 
     fn apply(&self, wanted: &Wanted, dry_run: bool) -> Result<Application, ControlError> {
         let config = &wanted.config;
+        self.await_start();
         // Before the lock: a primary on a network may take long to tell.
         let sizes = primaries::sizes(config).map_err(|error| {
             let hint = "nothing was changed; try again";

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use rustix::fs::MemfdFlags;
 use crate::keeper::{Line, Message};
 
 /// The name of the configuration's text.
-const CONFIGURATION: &str = "configuration";
+pub const CONFIGURATION: &str = "configuration";
 /// The name under which every server leaves something.
 const SERVED: &str = "served";
 
@@ -144,13 +144,20 @@ impl Kept {
 /// flags, which stay the same.
 ///
 /// # Errors
-/// If the keeper is gone.
+/// If it cannot be sent. A keeper that is gone needs nothing: it starts no other server.
 pub fn hold_configuration(keeper: Option<&Line>, text: Option<&str>) -> io::Result<()> {
     let Some(keeper) = keeper else { return Ok(()) };
     let name = if text.is_some() { CONFIGURATION } else { SERVED };
     let file = memory(name, text.unwrap_or_default().as_bytes())?;
     let held = Message::Held { name: name.to_owned(), note: String::new() };
-    keeper.send(&held, Some(file.as_fd()))
+    match keeper.send(&held, Some(file.as_fd())) {
+        Err(error)
+            if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
+        {
+            Ok(())
+        }
+        sent => sent,
+    }
 }
 
 /// A file in memory with these bytes.

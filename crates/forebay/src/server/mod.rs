@@ -11,7 +11,7 @@ mod endpoints;
 mod events;
 pub mod flags;
 mod history;
-mod kept;
+pub mod kept;
 mod last_word;
 mod left_clients;
 mod logging;

@@ -74,18 +74,18 @@ pub fn run(mut args: ServeArgs) -> anyhow::Result<()> {
     process::prepare(config.memory.lock, config.server.fuse.is_some());
     let applying = Applying::of(&config, text.as_deref())?;
     let keeper = kept.line();
-    let started = Serving::start(&args, &config, applying.as_ref(), warm_up, kept);
+    let told = (&config, text.as_deref());
+    let started = Serving::start(&args, told, applying.as_ref(), warm_up, kept);
+    // Last: until it is ready, the server before may have to come back, and needs these records.
+    let started = started.and_then(|serving| {
+        serving.end_apply(applying.as_ref(), args.config.as_deref())?;
+        Ok(serving)
+    });
     let mut serving = started.inspect_err(|error| {
         let unable = Message::Unable { why: crate::explained(error) };
         // It is in the log too.
         let _ = keeper.map(|keeper| keeper.send(&unable, None));
     })?;
-    kept::hold_configuration(serving.kept.line().as_deref(), text.as_deref())?;
-    if let Some(text) = &text {
-        history::keep_or_warn(serving.cache.state(), text);
-    }
-    // Last: until it is ready, the server before may have to come back, and needs these records.
-    serving.end_apply(applying.as_ref(), args.config.as_deref())?;
     signals.reread = args.config.map(|path| Reread { path, running: serving.running.clone() });
     // First the keeper: a server that says it is ready comes back if it dies.
     serving.kept.tell(&Message::Ready)?;
@@ -247,7 +247,7 @@ struct Serving {
 impl Serving {
     fn start(
         args: &ServeArgs,
-        config: &Config,
+        (config, text): (&Config, Option<&str>),
         applying: Option<&Applying>,
         warm_up: Option<WarmUp>,
         mut kept: Kept,
@@ -277,7 +277,7 @@ impl Serving {
         let held = place.as_ref().and_then(Prepared::held_ids);
         let lost = untold::take(&mut kept).context("the losses that the keeper holds")?;
         let how = cache::Start { applied: applying, held: held.as_deref(), came, lost: &lost };
-        let configured = config.clone();
+        let configured = (config.clone(), text.map(str::to_owned));
         let mut config = config.clone();
         let (mut cache, mut plan, settings) = cache::open(args, &mut config, how)?;
         let config = &config;
@@ -344,6 +344,10 @@ impl Serving {
         if let Some(list) = warm_up {
             running.warm_up(list);
         }
+        kept::hold_configuration(kept.line().as_deref(), text)?;
+        if let Some(text) = text {
+            history::keep_or_warn(cache.state(), text);
+        }
         let mount = point;
         Ok(Self {
             pool,
@@ -368,7 +372,9 @@ impl Serving {
             self.running.keep_settings()?;
         }
         let text = applied.map(|applied| applied.text.as_str());
-        Ok(Applying::end(self.cache.state(), self.cache.uuid(), file, text)?)
+        Applying::end(self.cache.state(), self.cache.uuid(), file, text)?;
+        self.running.take_changes();
+        Ok(())
     }
 
     /// Lets clients in, and goes on with those of the server before. The keeper must know that this

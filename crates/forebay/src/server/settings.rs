@@ -151,6 +151,9 @@ impl KeptSettings {
     /// # Errors
     /// If it cannot be made durable. They stay in force then.
     pub fn clear(&mut self) -> io::Result<()> {
+        if self.settings.is_empty() {
+            return Ok(());
+        }
         let before = std::mem::take(&mut self.settings);
         self.store().inspect_err(|_| self.settings = before)
     }

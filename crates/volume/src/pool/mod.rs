@@ -11,7 +11,7 @@
 //! | damaged both | | refused |
 //! | good | newer start count | refused: an older copy of the device |
 //! | good | trust nothing | a new pool: the primaries were written without the cache |
-//! | good | nothing dirty, though of the start that did not end | a new pool: that start made it and never served |
+//! | good, of the first start | of no start yet | a new pool: that start made it and never served |
 //! | good | trust dirty only | opened for its dirty blocks |
 //! | good | no longer names the primary | refused: another cache has served it since |
 //! | good, more shards than can be served, or segments of a size or number that cannot be used | | refused |
@@ -82,6 +82,10 @@ pub struct Witness {
 }
 
 impl Witness {
+    /// The start count in the first witness of a new pool, which is stored before the superblock.
+    /// The pool has nothing until the next witness, of its first start, is stored.
+    pub const BEFORE_SERVING: u32 = 0;
+
     fn names(&self, identity: &str) -> bool {
         self.primaries.as_ref().is_some_and(|all| all.iter().any(|one| one == identity))
     }
@@ -325,11 +329,10 @@ pub fn open(request: &OpenRequest) -> Result<Opened, Refusal> {
 }
 
 /// Whether a copy is known to be durable: the witness of a start is stored after its superblock has
-/// been flushed, but for the first one of a new pool, which says that nothing is dirty. A newer
-/// copy may be from a start whose flush failed, or from a stop, whose loss does no harm. In those
-/// cases the newer copy is the one to overwrite.
+/// been flushed. A newer copy may be from a start whose flush failed, or from a stop, whose loss
+/// does no harm. In those cases the newer copy is the one to overwrite.
 fn is_durable(request: &OpenRequest, copy: &Superblock) -> bool {
-    let known = |one: &Witness| one.dirty && one.uuid == copy.uuid && one.epoch == copy.epoch;
+    let known = |one: &Witness| one.uuid == copy.uuid && one.epoch == copy.epoch;
     !copy.clean && request.witnesses.iter().any(known)
 }
 
@@ -411,8 +414,7 @@ fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Ope
             "the cache was given up, and its primaries are written without it: it is made again";
         return make(request, vec![note.into()], false);
     }
-    if !old.clean && witness.is_some_and(|witness| !witness.dirty) {
-        // One that has served has a witness that says dirty, until it is clean.
+    if last.is_some_and(|last| last.epoch == Witness::BEFORE_SERVING) {
         let note = "an earlier start made this cache and was interrupted before it served: it is \
                     made again";
         return make(request, vec![note.into()], false);
@@ -647,8 +649,10 @@ fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<O
         let Some(other) = holder(request, spec, None) else { continue };
         let uuid = u128::from_be_bytes(other.uuid);
         if !forced {
+            let blank = request.copies.iter().all(|copy| is_absent(&Superblock::decode(copy)));
+            let what = if blank { "is blank" } else { "holds no data" };
             return refuse(format!(
-                "the cache device is blank, but volume {} of {} was last served with cache \
+                "the cache device {what}, but volume {} of {} was last served with cache \
                  {uuid:032x}, which may have the newest version of its blocks; use that cache \
                  device; if it is lost, start once with --reset-cache to go on with the primary \
                  as it is",

@@ -288,7 +288,7 @@ fn a_blank_device_in_the_place_of_a_cache_with_dirty_blocks_is_refused() {
 #[test]
 fn a_cache_whose_primary_was_served_with_another_is_refused() {
     let volumes = [spec("a", 1 << 20)];
-    let old = stopped(&volumes);
+    let old = Superblock { epoch: 2, ..stopped(&volumes) };
     let copy = encoded(&old);
     let open_with = |epoch, primaries: &[&str], fingerprint| {
         let mut volumes = volumes.clone();
@@ -298,14 +298,14 @@ fn a_cache_whose_primary_was_served_with_another_is_refused() {
         let witness = [Witness { uuid, epoch, trust, dirty: true, primaries }];
         open(&request([&copy, BLANK], &volumes, &witness))
     };
-    assert!(open_with(1, &["file:/a"], None).is_ok());
-    assert!(why(open_with(1, &["file:/b"], None)).contains("another cache since"));
-    assert!(open_with(1, &[], Some(7)).is_ok(), "the content is what it was");
-    assert!(open_with(0, &[], None).is_ok(), "a crash between superblock and witness");
+    assert!(open_with(2, &["file:/a"], None).is_ok());
+    assert!(why(open_with(2, &["file:/b"], None)).contains("another cache since"));
+    assert!(open_with(2, &[], Some(7)).is_ok(), "the content is what it was");
+    assert!(open_with(1, &[], None).is_ok(), "a crash between superblock and witness");
     // After such a crash another cache had the primary.
     let own = |uuid, dirty| {
         let primaries = Some(vec!["file:/a".to_owned()]);
-        Witness { uuid, epoch: 0, trust: Trust::Full, dirty, primaries }
+        Witness { uuid, epoch: 1, trust: Trust::Full, dirty, primaries }
     };
     for dirty in [false, true] {
         let both = [own(old.uuid, true), own([5; 16], dirty)];
@@ -314,8 +314,8 @@ fn a_cache_whose_primary_was_served_with_another_is_refused() {
     }
 }
 
-/// A start that makes a pool stores a witness first that nothing is dirty, and one that something
-/// may be before it serves.
+/// A start that makes a pool stores a witness of no start first, and one of its own before it
+/// serves.
 #[test]
 fn a_pool_that_was_made_and_never_served_is_made_again() {
     let volumes = [spec("a", 1 << 20)];
@@ -323,22 +323,27 @@ fn a_pool_that_was_made_and_never_served_is_made_again() {
     let copy = encoded(&made.superblock);
     let own = |epoch, dirty| {
         let (uuid, trust) = (made.superblock.uuid, Trust::Full);
-        Witness { uuid, epoch, trust, dirty, primaries: Some(Vec::new()) }
+        Witness { uuid, epoch, trust, dirty, primaries: Some(vec!["file:/a".into()]) }
     };
     // Whether one copy was written, or both, and though another pool has had the primary since.
+    let unnamed = Witness { primaries: Some(Vec::new()), ..own(0, false) };
     for copies in [[&copy, BLANK], [BLANK, &copy], [&copy, &copy]] {
-        let again = open(&request(copies, &volumes, &[own(1, false)])).expect("nothing is in it");
-        assert!(again.fresh && again.notes.iter().any(|note| note.contains("interrupted")));
+        for first in [own(0, false), unnamed.clone()] {
+            let again = open(&request(copies, &volumes, &[first])).expect("nothing is in it");
+            assert!(again.fresh && again.notes.iter().any(|note| note.contains("interrupted")));
+        }
     }
-    let other = Witness { uuid: [5; 16], primaries: Some(vec!["file:/a".into()]), ..own(3, true) };
-    let said = why(open(&request([&copy, &copy], &volumes, &[own(1, false), other])));
-    assert!(said.contains("may have the newest version"), "{said}");
-    // One that serves, one that has stopped, and a start that had no witness yet.
-    let serves = Witness { primaries: None, ..own(1, true) };
+    let other = Witness { uuid: [5; 16], ..own(3, true) };
+    let said = why(open(&request([&copy, &copy], &volumes, &[unnamed, other])));
+    assert!(
+        said.contains("holds no data") && said.contains("may have the newest version"),
+        "{said}"
+    );
+    // One that serves, and one that has stopped, even if the copy of the stop is lost.
     let stopped = encoded(&closed(made.superblock.clone(), &[]));
-    let drained = Witness { primaries: None, ..own(1, false) };
-    let earlier = Witness { primaries: None, ..own(0, false) };
-    for (copy, witness) in [(&copy, serves), (&stopped, drained), (&copy, earlier)] {
+    for (copy, witness) in
+        [(&copy, own(1, true)), (&stopped, own(1, false)), (&copy, own(1, false))]
+    {
         assert!(!open(&request([copy, copy], &volumes, &[witness])).expect("it is good").fresh);
     }
 }

@@ -232,6 +232,10 @@ pub fn open(
         tracing::warn!(%error, "left behind by a crash");
     }
     let mut settings = KeptSettings::of(witness.state(), &opened.superblock, old)?;
+    if opened.fresh {
+        // A new cache takes over those of the cache before, which may have to come back.
+        settings.store().map_err(no_state)?;
+    }
     if applied.is_some() {
         settings.forget();
     }
@@ -249,12 +253,11 @@ pub fn open(
         tracing::warn!(%error, "the last stop is not on record any more");
     }
     let health = Arc::new(StateHealth::new(witness.state().clone()));
-    let kept = (&table, &settings);
     // The space of a file stays allocated, so that writes do not run out of it.
     let discards = config.cache.discard && device.info().discard && !device.keeps_space();
     let made_by = (&*config, allowed.reset, discards);
     let on_host = (&witness, &*health);
-    let (discard, on_record) = put_on_record(made_by, &opened, kept, on_host, queue, &mut made)?;
+    let (discard, on_record) = put_on_record(made_by, &opened, &table, on_host, queue, &mut made)?;
     let Opened { superblock, ids, witnesses, .. } = &opened;
     let own = witnesses.iter().find(|record| record.uuid == superblock.uuid);
     let record = own.expect("a start has a witness").clone();
@@ -313,7 +316,7 @@ pub fn open(
 fn put_on_record(
     (config, reset, discards): (&Config, bool, bool),
     opened: &Opened,
-    (table, settings): (&Table, &KeptSettings),
+    table: &Table,
     (witness, health): (&Witness, &StateHealth),
     mut queue: Blocking,
     made: &mut Made,
@@ -327,17 +330,14 @@ fn put_on_record(
     // first. Samples of an accepted primary must not be recorded before the cache knows of it.
     let renewed = !opened.fresh && opened.trust == Trust::Full;
     let mut on_record = renewed && keep();
-    if opened.fresh {
-        // A new cache may take over the settings of the one it replaces.
-        settings.store().map_err(no_state)?;
-    }
     let uuid = opened.superblock.uuid;
     let (own, others): (Vec<_>, _) = opened.witnesses.iter().partition(|one| one.uuid == uuid);
     if opened.fresh {
         made.witness = Some((witness.clone(), uuid));
         // Before the superblock, so that the next start knows that nothing was ever in this cache.
+        let (epoch, dirty) = (Record::BEFORE_SERVING, false);
         for record in &own {
-            store_witness(witness, &Record { dirty: false, ..(*record).clone() }, uuid)?;
+            store_witness(witness, &Record { epoch, dirty, ..(*record).clone() }, uuid)?;
         }
     }
     if let Some(record) = &opened.distrust {
@@ -431,7 +431,11 @@ impl Cache {
     pub fn keep(&mut self) -> anyhow::Result<()> {
         if let Some((witness, uuid)) = &self.made.witness {
             let record = witness.load(*uuid)?.context("the witness of this start is gone")?;
-            store_witness(witness, &Record { dirty: true, ..record }, *uuid)?;
+            // A device that has failed already has a later one.
+            if record.epoch == Record::BEFORE_SERVING {
+                let epoch = self.superblock.epoch;
+                store_witness(witness, &Record { epoch, dirty: true, ..record }, *uuid)?;
+            }
         }
         let Made { cache, state, witness, users } = &mut self.made;
         (*cache, *state, *witness, *users) = (None, None, None, None);
