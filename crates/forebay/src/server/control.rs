@@ -41,7 +41,8 @@ use crate::server::state_health::StateHealth;
 use crate::server::upgrades::Upgrades;
 use crate::server::warm_up::WarmUp;
 
-/// Interval at which a change that comes early looks whether changes are taken.
+/// How long a change that comes early waits until changes are taken, and how often it looks.
+const START_PATIENCE: Duration = Duration::from_secs(5);
 const START_STEP: Duration = Duration::from_millis(1);
 
 /// Facts that do not change while the pool runs.
@@ -158,10 +159,16 @@ impl Running {
     }
 
     /// Waits until changes are taken: what the start has on record must be settled first.
-    fn await_start(&self) {
+    fn await_start(&self) -> Result<(), ControlError> {
+        let began = Instant::now();
         while !self.takes_changes.load(Ordering::SeqCst) {
+            if began.elapsed() >= START_PATIENCE {
+                let kind = ControlErrorKind::Unavailable;
+                return Err(ControlError::new(kind, "the server is still starting", "try again"));
+            }
             std::thread::sleep(START_STEP);
         }
+        Ok(())
     }
 
     /// Brings the blocks of the cache before, which was given up, into this one, in the background.
@@ -532,14 +539,14 @@ impl PoolControl for Running {
     }
 
     fn set(&self, changes: &[Change]) -> Result<(), ControlError> {
-        self.await_start();
+        self.await_start()?;
         let mut in_force = locked(&self.in_force);
         self.reconfiguration.refuse_under_way()?;
         self.change(&mut in_force, changes, |wishes| self.keep(wishes))
     }
 
     fn pin(&self, volume: &str, edit: &PinEdit) -> Result<(), ControlError> {
-        self.await_start();
+        self.await_start()?;
         let mut in_force = locked(&self.in_force);
         self.reconfiguration.refuse_under_way()?;
         let now = &in_force.volumes[self.place(volume)?].pinned;
@@ -555,7 +562,7 @@ impl PoolControl for Running {
 
     fn apply(&self, wanted: &Wanted, dry_run: bool) -> Result<Application, ControlError> {
         let config = &wanted.config;
-        self.await_start();
+        self.await_start()?;
         // Before the lock: a primary on a network may take long to tell.
         let sizes = primaries::sizes(config).map_err(|error| {
             let hint = "nothing was changed; try again";
