@@ -360,7 +360,7 @@ impl World {
             one.dirty && one.trust != Trust::Nothing && served
         });
         self.boot(false);
-        let refused = self.refusal().is_some_and(|why| why.contains("is blank"));
+        let refused = self.refusal().is_some_and(|why| why.contains("use that cache device"));
         self.tally.refusals += u64::from(refused);
         // If there was nothing to lose, the device is accepted, and its start is cut off.
         if refused {
@@ -389,7 +389,7 @@ impl World {
             }
             if let Some(why) = self.refusal() {
                 self.tally.refusals += 1;
-                if reset && why.contains("is blank") {
+                if reset && why.contains("use that cache device") {
                     self.boot(true);
                     continue;
                 }
@@ -437,7 +437,8 @@ impl World {
         let right = |scenario| match scenario {
             // The earlier state may be from before the first superblock was durable.
             Scenario::CacheStale => {
-                self.pool.stale && (why.contains("older copy") || why.contains("is blank"))
+                self.pool.stale
+                    && (why.contains("older copy") || why.contains("use that cache device"))
             }
             // The server that saw the failed flush vouches for nothing; the next one does not know
             // of it.
