@@ -194,13 +194,15 @@ impl Cache {
     /// recent lump is left out of the limit. Blocks that fill stripes of the primary are left out,
     /// too.
     pub(crate) fn paced_level(&self, volume: VolumeId) -> (u64, u64) {
-        let limit = self.limit_of(volume);
+        let (level, limit) = self.level_and_limit(volume);
         let flow = &self.volume(volume).flow;
-        let others = flow.unflushed_blocks + flow.filled_blocks;
-        let (blocks, level) = (self.contents.dirty_level_of(volume).0, self.dirty_level_of(volume));
-        // As many of the stripes as of the blocks.
-        let others = u128::from(others) * u128::from(level) / u128::from(blocks.max(1));
-        let level = level.saturating_sub(u64::try_from(others).unwrap_or(u64::MAX));
+        let mut others = flow.unflushed_blocks + flow.filled_blocks;
+        let blocks = self.contents.dirty_level_of(volume).0;
+        if level > blocks && blocks > 0 {
+            // As many of the stripes as of the blocks.
+            others = (u128::from(others) * u128::from(level) / u128::from(blocks)) as u64;
+        }
+        let level = level.saturating_sub(others);
         (level, limit - flow.unflushed_peak.min(limit / 2))
     }
 

@@ -330,10 +330,10 @@ impl Dirty {
         let unit = self.unit_of(key.volume());
         let stripe = self.stripes.entry(number).or_insert_with(Stripe::new);
         let is_new = !stripe.dirty.get(i);
-        let first = i - i % unit;
-        let has_none = stripe.dirty.within(first..first + unit).is_empty();
         let is_rewritten = by_client && !is_new;
         if is_rewritten || stripe.progress.is_some() {
+            let first = i - i % unit;
+            let has_none = stripe.dirty.within(first..first + unit).is_empty();
             let progress = stripe.progress_mut();
             if has_none {
                 progress.left.set(first, false);
