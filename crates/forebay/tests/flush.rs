@@ -9,7 +9,7 @@ use forebay_bench::rig::san::San;
 use forebay_block::VolumeId;
 use forebay_volume::shard_of;
 use support::nbd::Nbd;
-use support::{Place, noise};
+use support::{Place, Server, noise};
 
 const EIO: i32 = 5;
 const BLOCK: u64 = 4096;
@@ -137,6 +137,20 @@ fn a_request_of_a_broken_connection_does_not_land_on_what_was_written_after_it()
     drop(server);
 }
 
+/// Starts the next server, and checks that what it writes where a request of before is under way
+/// stays there when that has had this time to land.
+fn newer_stays(place: &Place, san: &San, arguments: &[String], late: Duration) -> Server {
+    let server = place.start(arguments);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    let new = noise(2, BLOCK as usize);
+    nbd.write(STRIPE, &new, true).expect("the cache takes it");
+    server.ask(&["drain"]);
+    assert!(san.durable(STRIPE, BLOCK as usize) == new, "the drain was none");
+    std::thread::sleep(late);
+    assert!(san.shown(STRIPE, BLOCK as usize) == new, "the old write came late");
+    server
+}
+
 /// A server is killed while a destage is under way, which lands after the next server has started.
 /// That server waits for it before it writes, so that newer content stays.
 #[test]
@@ -144,18 +158,12 @@ fn a_request_of_a_killed_server_does_not_land_on_what_the_next_one_has_written()
     let (place, san, arguments) = write_back();
     let server = place.start(&arguments);
     let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
-    let (old, new) = (noise(1, BLOCK as usize), noise(2, BLOCK as usize));
+    let old = noise(1, BLOCK as usize);
     san.outlive(STRIPE, Duration::from_millis(800));
     nbd.write(STRIPE, &old, true).expect("the cache takes it");
     until("it is destaged", || san.holds());
     server.kill();
-    let server = place.start(&arguments);
-    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
-    nbd.write(STRIPE, &new, true).expect("the cache takes it");
-    server.ask(&["drain"]);
-    assert!(san.durable(STRIPE, BLOCK as usize) == new, "the drain was none");
-    std::thread::sleep(Duration::from_secs(1));
-    assert!(san.shown(STRIPE, BLOCK as usize) == new, "the old write came late");
+    let server = newer_stays(&place, &san, &arguments, Duration::from_secs(1));
     server.stop(&["--drain"]);
 }
 
@@ -168,7 +176,7 @@ fn a_request_of_a_killed_salvage_does_not_land_on_what_the_next_server_has_writt
     let arguments = over_san(&place, "write-back");
     let server = place.start(&[&arguments[..], &["--idle-destage=0s".to_owned()]].concat());
     let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
-    let (old, new) = (noise(1, BLOCK as usize), noise(2, BLOCK as usize));
+    let old = noise(1, BLOCK as usize);
     nbd.write(STRIPE, &old, true).expect("the cache takes it");
     server.stop(&[]);
     assert!(san.shown(STRIPE, BLOCK as usize) != old, "or this shows nothing");
@@ -181,13 +189,7 @@ fn a_request_of_a_killed_salvage_does_not_land_on_what_the_next_server_has_writt
     until("it is written", || san.holds());
     salvage.kill().expect("it runs");
     salvage.wait().expect("it has ended");
-    let server = place.start(&arguments);
-    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
-    nbd.write(STRIPE, &new, true).expect("the cache takes it");
-    server.ask(&["drain"]);
-    assert!(san.durable(STRIPE, BLOCK as usize) == new, "the drain was none");
-    std::thread::sleep(LATE);
-    assert!(san.shown(STRIPE, BLOCK as usize) == new, "the old write came late");
+    let server = newer_stays(&place, &san, &arguments, LATE);
     server.stop(&["--drain"]);
 }
 
@@ -198,18 +200,12 @@ fn a_request_of_a_stopped_server_does_not_land_on_what_the_next_one_has_written(
     let (place, san, arguments) = write_back();
     let server = place.start(&arguments);
     let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
-    let (old, new) = (noise(1, BLOCK as usize), noise(2, BLOCK as usize));
+    let old = noise(1, BLOCK as usize);
     san.hold(STRIPE, LATE);
     nbd.write(STRIPE, &old, true).expect("the cache takes it");
     until("it is destaged", || san.holds());
     server.stop(&[]);
-    let server = place.start(&arguments);
-    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
-    nbd.write(STRIPE, &new, true).expect("the cache takes it");
-    server.ask(&["drain"]);
-    assert!(san.durable(STRIPE, BLOCK as usize) == new, "the drain was none");
-    std::thread::sleep(LATE);
-    assert!(san.shown(STRIPE, BLOCK as usize) == new, "the old write came late");
+    let server = newer_stays(&place, &san, &arguments, LATE);
     // The wait is not repeated.
     server.stop(&[]);
     let lists = std::fs::read_dir(place.path("state")).expect("it is there").flatten();

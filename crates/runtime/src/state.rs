@@ -266,6 +266,18 @@ impl StateDir {
         remove().map_err(|error| named(&self.path.join(name), &error.into()))
     }
 
+    /// The ids of the caches that have a file of this kind ([`file_of`]).
+    ///
+    /// # Errors
+    /// As [`StateDir::names`].
+    pub fn caches_with(&self, kind: &str) -> io::Result<Vec<[u8; 16]>> {
+        let cache = |name: String| {
+            let uuid = name.strip_suffix(kind)?.strip_suffix('.')?;
+            u128::from_str_radix(uuid, 16).ok().map(u128::to_be_bytes)
+        };
+        Ok(self.names()?.into_iter().filter_map(cache).collect())
+    }
+
     /// The names of the files in the directory.
     ///
     /// # Errors

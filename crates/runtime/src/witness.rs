@@ -83,16 +83,12 @@ impl Witness {
     /// If the directory cannot be read, or has far too many files.
     pub fn load_all(&self) -> io::Result<Vec<Record>> {
         let mut all = Vec::new();
-        for name in self.state.names()? {
-            let uuid = name.strip_suffix(KIND).and_then(|name| name.strip_suffix('.'));
-            let Some(uuid) = uuid.and_then(|uuid| u128::from_str_radix(uuid, 16).ok()) else {
-                continue;
-            };
+        for uuid in self.state.caches_with(KIND)? {
             if all.len() == FILES_MAX {
                 let what = format!("more than {FILES_MAX} witnesses; remove those of lost caches");
                 return Err(io::Error::other(what));
             }
-            match self.load(uuid.to_be_bytes()) {
+            match self.load(uuid) {
                 Ok(record) => all.extend(record),
                 Err(error) => tracing::warn!(%error, "left out"),
             }

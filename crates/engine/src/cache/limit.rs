@@ -135,8 +135,8 @@ impl Cache {
     /// The dirty level of a volume, in blocks: its dirty blocks that can be destaged, or more if
     /// they are scattered.
     fn dirty_level_of(&self, volume: VolumeId) -> u64 {
-        let (blocks, stripes) = self.contents.dirty_level_of(volume);
-        blocks.max(stripes.saturating_mul(self.limit.stripe))
+        let stripes = self.contents.dirty_stripes_of(volume);
+        self.contents.dirty_level_of(volume).max(stripes.saturating_mul(self.limit.stripe))
     }
 
     /// The most that a write of `blocks` blocks adds to the dirty level, if they are neighbors.
@@ -158,7 +158,7 @@ impl Cache {
 
     /// Number of dirty blocks, scattered as they are now, at which the writes of a volume wait.
     pub(crate) fn limit_of(&self, volume: VolumeId) -> u64 {
-        let (blocks, level) = (self.contents.dirty_level_of(volume).0, self.dirty_level_of(volume));
+        let (blocks, level) = (self.contents.dirty_level_of(volume), self.dirty_level_of(volume));
         let mut limit = self.share_of(volume);
         if level > blocks && blocks > 0 {
             limit = (u128::from(limit) * u128::from(blocks) / u128::from(level)) as u64;
@@ -170,16 +170,11 @@ impl Cache {
     /// whichever is closer to the limit.
     fn level_and_limit(&self, volume: VolumeId) -> (u64, u64) {
         let (level, limit) = (self.dirty_level_of(volume), self.share_of(volume));
-        let blocks = self.contents.dirty_level_of(volume).0;
-        match self.ordered_limit_of(volume) {
-            Some(most)
-                if u128::from(blocks) * u128::from(limit)
-                    >= u128::from(level) * u128::from(most) =>
-            {
-                (blocks, most.min(limit))
-            }
-            _ => (level, limit),
-        }
+        let Some(most) = self.ordered_limit_of(volume) else { return (level, limit) };
+        let blocks = self.contents.dirty_level_of(volume);
+        let is_closer =
+            u128::from(blocks) * u128::from(limit) >= u128::from(level) * u128::from(most);
+        if is_closer { (blocks, most.min(limit)) } else { (level, limit) }
     }
 
     /// Whether the writes of a volume wait until some of its dirty blocks are destaged.
@@ -197,7 +192,7 @@ impl Cache {
         let (level, limit) = self.level_and_limit(volume);
         let flow = &self.volume(volume).flow;
         let mut others = flow.unflushed_blocks + flow.filled_blocks;
-        let blocks = self.contents.dirty_level_of(volume).0;
+        let blocks = self.contents.dirty_level_of(volume);
         if level > blocks && blocks > 0 {
             // As many of the stripes as of the blocks.
             others = (u128::from(others) * u128::from(level) / u128::from(blocks)) as u64;

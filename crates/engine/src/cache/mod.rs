@@ -311,7 +311,7 @@ impl Cache {
 
     /// Notes, at a start, whether more blocks are dirty than a cut of an ordered volume may have.
     pub(crate) fn note_behind(&mut self, id: VolumeId) {
-        let (dirty, _) = self.contents.dirty_level_of(id);
+        let dirty = self.contents.dirty_level_of(id);
         let order = &mut self.volume_mut(id).order;
         order.is_behind = order.blocks_max.is_some_and(|most| dirty > most);
     }

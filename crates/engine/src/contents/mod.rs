@@ -255,12 +255,14 @@ impl Contents {
         self.dirty.blocks() - self.fenced.len() as u64
     }
 
-    /// Number of dirty blocks of a volume that can be destaged, and the fewest stripes that have
-    /// them.
-    pub fn dirty_level_of(&self, volume: VolumeId) -> (u64, u64) {
-        let fenced = self.fenced.of_volume(volume);
-        let stripes = self.dirty.stripes_of(volume).saturating_sub(fenced);
-        (self.dirty.blocks_of(volume) - fenced, stripes)
+    /// Number of dirty blocks of a volume that can be destaged.
+    pub fn dirty_level_of(&self, volume: VolumeId) -> u64 {
+        self.dirty.blocks_of(volume) - self.fenced.of_volume(volume)
+    }
+
+    /// The fewest stripes of a volume that have these blocks.
+    pub fn dirty_stripes_of(&self, volume: VolumeId) -> u64 {
+        self.dirty.stripes_of(volume).saturating_sub(self.fenced.of_volume(volume))
     }
 
     /// Number of blocks whose newest version, or its base, is in the segment at a position.

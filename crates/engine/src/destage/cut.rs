@@ -124,7 +124,7 @@ impl Destaging {
 impl Destaging {
     /// Whether blocks of the volume are destaged in cuts only.
     pub(super) fn follows_order(&self, cache: &mut Cache, volume: VolumeId) -> bool {
-        let (dirty, _) = cache.contents.dirty_level_of(volume);
+        let dirty = cache.contents.dirty_level_of(volume);
         let order = &mut cache.volume_mut(volume).order;
         order.is_behind &= order.blocks_max.is_some_and(|most| dirty > most);
         let (is_behind, may_leave) = (order.is_behind, order.may_leave);
@@ -180,8 +180,8 @@ impl Destaging {
         }
         let leaves = waits && cache.health() == Health::Draining;
         let state = self.state(cache, volume, is_idle);
-        let is_due = cache.contents.dirty_level_of(volume).0 > 0
-            && self.allowance(cache, volume, &state) > 0;
+        let is_due =
+            cache.contents.dirty_level_of(volume) > 0 && self.allowance(cache, volume, &state) > 0;
         if leaves || is_due {
             cache.volume_mut(volume).order.asked = true;
             fx.cuts.push(CutReport { volume, news: CutNews::Wanted });

@@ -14,7 +14,7 @@ use crate::contents::{Place, Stored};
 use crate::form::AssociateOwner;
 use crate::form::{Copied, Like};
 use crate::key::Key;
-use crate::limits::{COPIES_MAX, COPY_BYTES_MAX, REBASES_MAX, SEGMENT_READ_MAX};
+use crate::limits::{COPY_BYTES_MAX, REBASES_MAX, SEGMENT_READ_MAX};
 use crate::log::builder::Expect;
 use crate::log::read::{Near, Reader, SegmentRead};
 use crate::note::Note;
@@ -97,7 +97,7 @@ impl Reclaim {
         let retry_at = self.retry_at;
         loop {
             let Some(job) = self.job_mut() else { return };
-            if job.reading || job.bytes >= COPY_BYTES_MAX || retry_at > cache.now {
+            if !job.takes_more() || retry_at > cache.now {
                 return;
             }
             // Pages of the store may be free since the block was found there.
@@ -109,7 +109,7 @@ impl Reclaim {
                 continue;
             }
             if job.is_next_bare() {
-                if job.to_copy.len() >= COPIES_MAX {
+                if !job.takes_bare() {
                     return;
                 }
                 if let Some(Stored { key, place }) = job.to_read.pop_front() {

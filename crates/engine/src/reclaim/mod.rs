@@ -166,9 +166,8 @@ impl Reclaim {
         match &self.state {
             State::Sorting(_) => true,
             State::Copying(job) => {
-                let is_full = job.bytes >= COPY_BYTES_MAX || job.to_copy.len() >= COPIES_MAX;
-                let waits = job.reading || is_full || self.retry_at > cache.now;
-                job.is_next_bare() && !waits
+                let may_go_on = job.takes_more() && self.retry_at <= cache.now;
+                may_go_on && job.is_next_bare() && job.takes_bare()
             }
             State::Idle | State::Scanning(_) => false,
         }
@@ -225,6 +224,16 @@ impl Job {
             rebasing: 0,
             seeking: 0,
         }
+    }
+
+    /// Whether more blocks may be read or queued for copying.
+    fn takes_more(&self) -> bool {
+        !self.reading && self.bytes < COPY_BYTES_MAX
+    }
+
+    /// Whether more blocks without payload may be queued for copying.
+    fn takes_bare(&self) -> bool {
+        self.to_copy.len() < COPIES_MAX
     }
 
     /// Whether the next block to be copied need not be read.

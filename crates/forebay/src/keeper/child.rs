@@ -93,8 +93,7 @@ impl Child {
         let (line, held) = (Arc::clone(&self.line), held.clone());
         let give = move || -> io::Result<()> {
             for (name, (descriptor, note)) in held {
-                let held = Message::Held { name, note };
-                line.send(&held, Some(descriptor.as_fd()))?;
+                line.hold(&name, &note, descriptor.as_fd())?;
             }
             line.send(&Message::AllHeld, None)
         };

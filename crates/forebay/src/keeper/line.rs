@@ -119,6 +119,15 @@ impl Line {
         Ok(())
     }
 
+    /// Sends a descriptor to be held, with its name and note.
+    ///
+    /// # Errors
+    /// As for [`Line::send`].
+    pub fn hold(&self, name: &str, note: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let (name, note) = (name.to_owned(), note.to_owned());
+        self.send(&Message::Held { name, note }, Some(descriptor))
+    }
+
     /// Waits for a message; `None` once the other end is gone.
     ///
     /// # Errors

@@ -118,10 +118,8 @@ pub fn source(file: &Path) -> String {
 /// All on record that are whole.
 fn all(state: &StateDir) -> io::Result<Vec<Applying>> {
     let mut found = Vec::new();
-    for name in state.names()? {
-        let cache = name.strip_suffix(KIND).and_then(|name| name.strip_suffix('.'));
-        let cache = cache.and_then(|uuid| u128::from_str_radix(uuid, 16).ok());
-        let Some(cache) = cache.map(u128::to_be_bytes) else { continue };
+    for cache in state.caches_with(KIND)? {
+        let name = file_of(cache, KIND);
         match state.read(&name, BYTES_MAX) {
             Ok(text) => found.extend(text.and_then(|text| parse(cache, &text))),
             // It may be that of another server.

@@ -119,9 +119,7 @@ impl Kept {
     /// # Errors
     /// If the keeper is gone.
     pub fn hold(&self, name: &str, note: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        let Some(line) = &self.line else { return Ok(()) };
-        let (name, note) = (name.to_owned(), note.to_owned());
-        line.send(&Message::Held { name, note }, Some(descriptor))
+        self.line.as_ref().map_or(Ok(()), |line| line.hold(name, note, descriptor))
     }
 
     /// The text of the configuration of the server that died: a file that was changed since then
@@ -149,8 +147,7 @@ pub fn hold_configuration(keeper: Option<&Line>, text: Option<&str>) -> io::Resu
     let Some(keeper) = keeper else { return Ok(()) };
     let name = if text.is_some() { CONFIGURATION } else { SERVED };
     let file = memory(name, text.unwrap_or_default().as_bytes())?;
-    let held = Message::Held { name: name.to_owned(), note: String::new() };
-    match keeper.send(&held, Some(file.as_fd())) {
+    match keeper.hold(name, "", file.as_fd()) {
         Err(error)
             if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
         {

@@ -331,14 +331,12 @@ fn put_on_record(
     let renewed = !opened.fresh && opened.trust == Trust::Full;
     let mut on_record = renewed && keep();
     let uuid = opened.superblock.uuid;
-    let (own, others): (Vec<_>, _) = opened.witnesses.iter().partition(|one| one.uuid == uuid);
-    if opened.fresh {
+    let is_first = |record: &&Record| opened.fresh && record.uuid == uuid;
+    if let Some(record) = opened.witnesses.iter().find(is_first) {
         made.witness = Some((witness.clone(), uuid));
         // Before the superblock, so that the next start knows that nothing was ever in this cache.
         let (epoch, dirty) = (Record::BEFORE_SERVING, false);
-        for record in &own {
-            store_witness(witness, &Record { epoch, dirty, ..(*record).clone() }, uuid)?;
-        }
+        store_witness(witness, &Record { epoch, dirty, ..record.clone() }, uuid)?;
     }
     if let Some(record) = &opened.distrust {
         store_witness(witness, record, uuid)?;
@@ -349,8 +347,7 @@ fn put_on_record(
         once::mark(&config.cache.state_dir, uuid, once::RESET, note)?;
     }
     // After the superblock: a witness of a start that is unknown to the device would condemn it.
-    let own = own.into_iter().filter(|_| !opened.fresh);
-    for record in others.into_iter().chain(own) {
+    for record in opened.witnesses.iter().filter(|record| !is_first(record)) {
         on_record &= store_witness(witness, record, uuid)?;
     }
     if !renewed {
@@ -772,6 +769,7 @@ fn shards_of(
         .collect();
     let count = superblock.shards.len();
     let depth = (DESTAGE_DEPTH / count).max(DESTAGE_DEPTH_MIN);
+    let dirty_stripes = memory::dirty_stripes(config, opened, ARENA_BYTES);
     let make = |(shard, &area): (usize, &_)| {
         let mut volumes = volumes.clone();
         // A flush asks all shards, and one of them tells of it.
@@ -787,7 +785,7 @@ fn shards_of(
             volumes,
             ram_bytes: config.memory.ram.0 / count as u64,
             index_blocks: index_blocks(area),
-            dirty_stripes: memory::dirty_stripes(config, opened, ARENA_BYTES),
+            dirty_stripes,
             eviction: config.cache.eviction,
             write_cache_depth: config.cache.write_cache_depth.0,
             dirty_limit: config.cache.dirty_limit.0,
