@@ -212,16 +212,20 @@ impl Requests {
                 let start = (block - fetch.blocks.first) as usize * BLOCK_SIZE;
                 self.fill_read(op, block, &buf[start..start + BLOCK_SIZE]);
             }
-            self.note_taken(cache, op, fetch.volume, (Tier::Primary, run.count));
-            let result = if self.is_prefetch(op) { brought.clone() } else { Ok(()) };
-            self.part_done(cache, op, result, fx);
+            if self.is_prefetch(op) {
+                self.part_done(cache, op, brought.clone(), fx);
+            } else {
+                self.note_taken(cache, op, fetch.volume, (Tier::Primary, run.count));
+                self.part_done(cache, op, Ok(()), fx);
+            }
         }
         if result.is_ok() && fetch.admit == Admit::Weighed {
             Self::take_in(cache, &fetch, &buf, fx);
         }
     }
 
-    /// Puts prefetched blocks into the store or the log.
+    /// Puts prefetched blocks into the store or the log. Bounds on what enters hold back the
+    /// prefetches after this one, since its blocks have been read.
     ///
     /// # Errors
     /// `NoSpace` if some of them have no room now, or may not enter.
@@ -231,7 +235,7 @@ impl Requests {
         buf: &IoBuf,
         fx: &mut Effects,
     ) -> Result<(), IoError> {
-        let may_enter = cache.may_prefetch(fetch.volume);
+        let may_enter = !cache.is_at_limit(fetch.volume);
         let (mut blocks, mut entered) = (Vec::new(), 0);
         for (i, block) in fetch.blocks.iter().enumerate() {
             let key = Key::new(fetch.volume, block);

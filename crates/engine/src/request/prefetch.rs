@@ -22,14 +22,19 @@ impl Requests {
         matches!(self.ops.get(op), Op::Read(ReadOp { owner: ReadOwner::Prefetch(_), .. }))
     }
 
-    /// Takes a request to bring blocks into the cache. Fails with `NoSpace` if the log has no room
-    /// for all of them now, and with `Unsupported` if the volume's mode lets none in.
+    /// Takes a request to bring blocks into the cache. Fails with `NoSpace` if some of them have no
+    /// room now or may not enter, and with `Unsupported` if the volume's mode lets none in. While
+    /// none may enter, nothing is read for it.
     pub fn submit_prefetch(&mut self, cache: &mut Cache, request: Request, fx: &mut Effects) {
         let Request { id, volume, range, buf, .. } = request;
         if !cache.admits_reads(volume) {
             return reply(fx, id, Err(ErrorKind::Unsupported.into()), buf, None);
         }
         let blocks = range.blocks();
+        let is_missing = |block| Self::is_missing(cache, Key::new(volume, block));
+        if blocks.iter().any(is_missing) && !cache.may_prefetch(volume) {
+            return reply(fx, id, Err(ErrorKind::NoSpace.into()), buf, None);
+        }
         let op = self.ops.insert(Op::Read(ReadOp {
             owner: ReadOwner::Prefetch(id),
             range: blocks.bytes(),
@@ -44,6 +49,14 @@ impl Requests {
         self.part_done(cache, op, Ok(()), fx);
     }
 
+    /// Whether a block is neither cached nor on its way into the cache.
+    fn is_missing(cache: &Cache, key: Key) -> bool {
+        cache.contents.get(key).is_none()
+            && !cache.ram.contains(key)
+            && !cache.store.is_entering(key)
+            && !cache.log.builder_ref().admits(key, 1)
+    }
+
     /// Reads the blocks from the primary that are not cached yet.
     pub(super) fn fetch_uncached(
         &mut self,
@@ -55,16 +68,12 @@ impl Requests {
     ) {
         let mut missing = BlockRange::default();
         for block in blocks.iter() {
-            let key = Key::new(volume, block);
-            let cached = cache.contents.get(key).is_some()
-                || cache.ram.contains(key)
-                || cache.store.is_entering(key)
-                || cache.log.builder().admits(key, 1);
-            if cached || missing.count == RUN_MAX {
+            let is_missing = Self::is_missing(cache, Key::new(volume, block));
+            if !is_missing || missing.count == RUN_MAX {
                 self.fetch_missing(cache, op, volume, missing, fx);
                 missing = BlockRange::default();
             }
-            if !cached {
+            if is_missing {
                 missing.first = if missing.count == 0 { block } else { missing.first };
                 missing.count += 1;
             }

@@ -63,8 +63,9 @@ impl Prefetch {
                                        blocks into the cache"
                 .to_owned(),
             ErrorKind::NoSpace => {
-                "the cache had no room: see dirty data in the status, cache_limit, \
-                                   fill_rate and wear_budget"
+                "the cache had no room for a minute: see dirty data in the status, cache_limit, \
+                 fill_rate and wear_budget; after a start it takes no blocks until all of the log \
+                 is loaded"
                     .to_owned()
             }
             _ => format!("the volume could not be read: {error}"),

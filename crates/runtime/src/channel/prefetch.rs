@@ -23,8 +23,8 @@ const REQUEST_BYTES: u64 = 256 << 10;
 const DEPTH: usize = 4;
 /// Pause after the bound of the rate was met, or the cache had no room.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Requests in a row that may find no room.
-const VAIN_MAX: u32 = 2000;
+/// How long no request may find room.
+const VAIN_MAX: Duration = Duration::from_secs(60);
 
 /// How far a prefetch is, for those who started it.
 #[derive(Debug, Default)]
@@ -80,8 +80,8 @@ pub struct Prefetch {
     parked: Option<Io>,
     /// Nothing is asked for before this: the cache had no room.
     rests_until: Instant,
-    /// Requests in a row that found no room.
-    in_vain: u32,
+    /// When a request found no room for the first time since one did.
+    in_vain_since: Option<Instant>,
     /// No further request begins.
     over: bool,
 }
@@ -106,7 +106,7 @@ impl Prefetch {
             progress,
             parked: None,
             rests_until: Instant::default(),
-            in_vain: 0,
+            in_vain_since: None,
             over: false,
         }
     }
@@ -138,14 +138,15 @@ impl Prefetch {
 
     /// Notes that the cache had no room for a range now.
     fn again(&mut self, range: ByteRange, error: IoError) {
-        self.in_vain += 1;
-        if self.in_vain > VAIN_MAX {
+        let now = self.clock.now();
+        let since = *self.in_vain_since.get_or_insert(now);
+        if now.since(since) > VAIN_MAX {
             return self.fail(error);
         }
         if !self.over {
             self.next.push_front(range);
         }
-        self.rests_until = self.clock.now() + PAUSE;
+        self.rests_until = now + PAUSE;
     }
 
     fn fail(&mut self, error: IoError) {
@@ -188,7 +189,7 @@ impl Channel for Prefetch {
         let range = self.in_flight[place].take().expect("it was in flight");
         match done.result {
             Ok(()) => {
-                self.in_vain = 0;
+                self.in_vain_since = None;
                 self.progress.bytes.fetch_add(range.len, Ordering::Relaxed);
             }
             Err(error) if error.kind() == ErrorKind::NoSpace => self.again(range, error),

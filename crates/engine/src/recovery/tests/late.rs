@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use forebay_block::testing::noise;
-use forebay_block::{BLOCK_SIZE, ByteRange, Io, IoBuf, IoOp};
+use forebay_block::{BLOCK_SIZE, ByteRange, ErrorKind, Io, IoBuf, IoOp};
 
 use crate::api::{Mode, ShardConfig, State, Target};
 use crate::key::Key;
@@ -258,24 +258,21 @@ fn a_read_that_the_primary_fails_once_the_block_is_loaded_finds_it() {
 }
 
 #[test]
-fn a_prefetch_that_the_primary_fails_takes_what_is_loaded_for_done() {
+fn a_prefetch_reads_nothing_until_all_of_the_log_is_loaded() {
     let settings = ShardConfig { ram_bytes: 64 * BLOCK, epoch: 2, ..settings() };
     let mut harness = served_with(stopped(), settings);
-    harness.away = true;
-    for (blocks, is_cached) in [(9..12, true), (BLOCKS - 1..BLOCKS + 1, false)] {
-        let range = ByteRange::new(blocks.start * BLOCK, (blocks.end - blocks.start) * BLOCK);
+    let range = ByteRange::new(9 * BLOCK, 3 * BLOCK);
+    let prefetch = |harness: &mut Harness, expected: Result<(), ErrorKind>| {
         harness.submit(IoOp::Prefetch, range, &[]);
-        for (target, io) in harness.poll() {
-            harness.finish(target, io);
-        }
-        if is_cached {
-            writes_of(&mut harness, IoOp::Write, 10, &content(10, 3));
-            load(&mut harness);
-        }
         harness.settle();
         let reply = harness.replies.pop().expect("it is answered");
-        assert_eq!(reply.result.is_ok(), is_cached, "{blocks:?}: {:?}", reply.result);
-    }
+        assert_eq!(reply.result.map_err(|error| error.kind()), expected);
+    };
+    harness.away = true;
+    prefetch(&mut harness, Err(ErrorKind::NoSpace));
+    writes_of(&mut harness, IoOp::Write, 10, &content(10, 3));
+    load(&mut harness);
+    prefetch(&mut harness, Ok(()));
     assert_eq!(read(&mut harness, 9)[..], content(9, 2)[..]);
     assert_eq!(read(&mut harness, 10)[..], content(10, 3)[..]);
 }
