@@ -368,15 +368,15 @@ statistics! {
         Counter Blocks read_around_blocks of volume;
         /// Blocks that a prefetch brought into the cache device.
         ///
-        /// Also in `admitted_blocks` and `primary_read_blocks`.
+        /// Also in `admitted_blocks`, not in `primary_read_blocks`.
         Counter Blocks prefetched_blocks of volume;
         /// Blocks that did not enter the cache device after a miss.
         Counter Blocks unadmitted_blocks of volume;
         /// The same by reason.
         ///
         /// `frequency`: requested less frequently than what they would displace. `limit`:
-        /// `cache_limit`. `rate`: `fill_rate`. `wear`: `wear_budget`. `mode`: of the volume.
-        /// `loading`: the log.
+        /// `cache_limit`. `rate`: `fill_rate`. `wear`: `wear_budget`. `mode`: of the volume,
+        /// changed since the miss. `loading`: the log.
         Counter Blocks unadmitted_by of volume: [u64; Refusal::COUNT] = REFUSED;
         /// How far `wear_budget` is used up.
         ///
@@ -490,6 +490,8 @@ statistics! {
         /// Blocks that are newer in the cache than on the primary.
         Level Blocks dirty_blocks;
         /// Number of dirty blocks at which writes wait for destaging.
+        ///
+        /// The dirty limit, or less if the volumes may not have as many together.
         Level Blocks dirty_limit_blocks;
         /// Age of the oldest dirty block, in nanoseconds.
         Greatest Nanoseconds oldest_dirty_nanos;

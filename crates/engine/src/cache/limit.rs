@@ -115,9 +115,16 @@ impl Cache {
         }
     }
 
-    /// Number of dirty blocks, over all volumes, at which writes wait.
+    /// Number of dirty blocks, over all volumes, that the dirty limit is.
     pub(crate) fn dirty_limit(&self) -> u64 {
         self.limit.all.blocks
+    }
+
+    /// Number of dirty blocks at which the writes of every volume wait: the dirty limit, or what the
+    /// limits of the volumes add up to.
+    pub(crate) fn dirty_limit_in_force(&self) -> u64 {
+        let limits = self.volumes.iter().flatten().map(|volume| self.limit_of(volume.config.id));
+        limits.fold(0, u64::saturating_add).min(self.dirty_limit())
     }
 
     /// The most blocks that may be dirty, whatever the dirty limit.

@@ -129,7 +129,7 @@ impl Cache {
         let stored = |kind| self.contents.stored(kind);
         let mut stats = Stats {
             dirty_blocks: self.contents.dirty().blocks(),
-            dirty_limit_blocks: self.dirty_limit(),
+            dirty_limit_blocks: self.dirty_limit_in_force(),
             fenced_blocks: self.contents.fenced().len() as u64,
             associate_blocks: self.contents.bases(),
             raw_blocks: stored(EntryKind::Raw),
