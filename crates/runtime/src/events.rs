@@ -230,10 +230,12 @@ fn describe(shard: usize, event: &Event, uptime: Duration) -> (Level, String) {
         Event::DestageFailed { blocks, kind, pause, .. } => (
             Level::Warn,
             format!(
-                "destaging {} failed: {kind}; they stay dirty in the cache and are tried again \
-                 after {} ms",
+                "destaging {} failed: {kind}; they stay dirty in the cache and are tried again {}",
                 blocks.bytes(),
-                pause.as_millis()
+                match pause.is_zero() {
+                    true => "one by one".to_owned(),
+                    false => format!("after {} ms", pause.as_millis()),
+                }
             ),
         ),
         Event::CleanCorrupt { blocks, .. } => (

@@ -59,7 +59,7 @@ pub enum Event {
         blocks: BlockRange,
         /// The kind of the error.
         kind: ErrorKind,
-        /// Time until the next attempt.
+        /// Time until the next attempt; none for blocks that are then tried one by one.
         pause: Duration,
     },
     /// Clean blocks on the cache device are corrupt: they are dropped, and read from the primary.

@@ -125,6 +125,7 @@ impl Cache {
             config: &self.config,
             frees_with_one: self.makes_room() && self.log.copies_fit(self.config.segment_size),
             contents: &mut self.contents,
+            locks: &self.locks,
             ram: &mut self.ram,
             policy: &mut *self.policy,
             stats: &mut self.stats,

@@ -120,8 +120,8 @@ impl Cache {
         self.limit.all.blocks
     }
 
-    /// Number of dirty blocks at which the writes of every volume wait: the dirty limit, or what the
-    /// limits of the volumes add up to.
+    /// Number of dirty blocks at which the writes of every volume wait: the dirty limit, or the sum
+    /// of the volumes' limits.
     pub(crate) fn dirty_limit_in_force(&self) -> u64 {
         let limits = self.volumes.iter().flatten().map(|volume| self.limit_of(volume.config.id));
         limits.fold(0, u64::saturating_add).min(self.dirty_limit())

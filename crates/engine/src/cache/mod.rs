@@ -52,8 +52,8 @@ const LEFTOVER_STRIPES: usize = step(64);
 
 const KNOWN: &str = "requests name volumes there are";
 
-/// Pause before a block that could not be read back is tried again.
-pub(crate) const UNREADABLE_PAUSE: Duration = Duration::from_secs(1);
+/// Pause before a block that could not go to the primary is tried again.
+pub(crate) const IMMOVABLE_PAUSE: Duration = Duration::from_secs(1);
 
 /// The cached blocks and the paths to them. Each field is a room, or a fact that all rooms need.
 pub(crate) struct Cache {
@@ -367,18 +367,19 @@ impl Cache {
         self.volume(key.volume()).distrusted && !self.contents.dirty().contains(key)
     }
 
-    /// Notes that the device could not read a dirty block back. The read is tried again after a
-    /// pause, which is returned, and nothing waits for it.
-    pub(crate) fn note_unreadable(&mut self, key: Key) -> Duration {
-        self.contents.note_unreadable(key, self.now + UNREADABLE_PAUSE);
-        UNREADABLE_PAUSE
+    /// Notes that a dirty block could not go to the primary, since the cache device could not read
+    /// it back or the primary refused it. It is tried again after a pause, which is returned, and
+    /// nothing waits for it.
+    pub(crate) fn note_immovable(&mut self, key: Key) -> Duration {
+        self.contents.note_immovable(key, self.now + IMMOVABLE_PAUSE);
+        IMMOVABLE_PAUSE
     }
 
-    /// Whether it is too early to read a block back: it could not be read a short time ago, or a
-    /// write to a failed cache is changing it.
+    /// Whether it is too early to destage a block: that failed a short time ago, or a write to a
+    /// failed cache is changing it.
     pub(crate) fn rests(&self, key: Key) -> bool {
         let is_changing = self.health() != Health::Good && self.locks.is_locked(key);
-        is_changing || self.contents.unreadable_until(key).is_some_and(|until| until > self.now)
+        is_changing || self.contents.immovable_until(key).is_some_and(|until| until > self.now)
     }
 
     /// Whether the log no longer counts for a block's stripe.

@@ -50,8 +50,8 @@ pub struct Contents {
     dirty: Dirty,
     /// Blocks that cannot be read back; all of them are dirty.
     fenced: Fenced,
-    /// Dirty blocks that could not be read back from the device, and when to try again.
-    unreadable: BTreeMap<Key, Instant>,
+    /// Dirty blocks that go to the primary alone, and when to try those again that could not go.
+    immovable: BTreeMap<Key, Option<Instant>>,
     sharing: Sharing,
     /// Indexed by position: the segments of the log, then the extents of the store.
     segments: Vec<Segment>,
@@ -120,7 +120,7 @@ impl Contents {
             bases: LargeMap::default(),
             dirty: Dirty::default(),
             fenced: Fenced::default(),
-            unreadable: BTreeMap::new(),
+            immovable: BTreeMap::new(),
             sharing: Sharing::new(segments),
             segments: vec![Segment::default(); segments],
             log_segments: segments,
@@ -179,7 +179,7 @@ impl Contents {
         self.segments.iter_mut().for_each(|segment| segment.live = 0);
         self.held.fill(0);
         self.fenced = Fenced::default();
-        self.unreadable.clear();
+        self.immovable.clear();
         self.sharing.forget_unsettled();
         self.unlogged.clear();
         self.unnamed.clear();
@@ -352,7 +352,7 @@ impl Contents {
             self.bases.insert(key, Base { place, of_another: true });
         }
         self.set_base_dirty(key, place.dirty);
-        self.forget_unreadable(key);
+        self.forget_immovable(key);
         if place.dirty {
             // A copy forward keeps its age; a rewrite gets the age of its stripe.
             self.dirty.insert(now, key, by_client);
@@ -402,7 +402,7 @@ impl Contents {
             self.release_base(key, ram);
         }
         self.fenced.remove(&key);
-        self.forget_unreadable(key);
+        self.forget_immovable(key);
     }
 
     /// Notes that the primary has the newest version of a dirty block. If the cache has lost it
@@ -421,7 +421,7 @@ impl Contents {
         self.dirty.remove(key);
         // A reader may have found the cached copy corrupt in the meantime; the primary has it now.
         self.fenced.remove(&key);
-        self.forget_unreadable(key);
+        self.forget_immovable(key);
     }
 
     /// Notes that a dirty block cannot be read back; returns whether that is new.
@@ -459,29 +459,42 @@ impl Contents {
         self.dirty.end_destaging(key, started);
     }
 
-    /// Notes that the device could not read a dirty block back: it is not retried before `until`.
-    pub fn note_unreadable(&mut self, key: Key, until: Instant) {
-        self.unreadable.insert(key, until);
+    /// Notes that a dirty block could not go to the primary, by its own fault: it goes alone from
+    /// now on, and not before `until`.
+    pub fn note_immovable(&mut self, key: Key, until: Instant) {
+        self.immovable.insert(key, Some(until));
     }
 
-    /// The time before which a block that could not be read back is not retried.
-    pub fn unreadable_until(&self, key: Key) -> Option<Instant> {
-        self.unreadable.get(&key).copied()
+    /// Notes that a dirty block was among those of which one could not go to the primary: it goes
+    /// alone from now on.
+    pub fn isolate(&mut self, key: Key) {
+        self.immovable.entry(key).or_default();
     }
 
-    /// Whether a dirty block could not be read back when that was last tried.
+    /// Whether a dirty block goes to the primary without its neighbors.
+    pub fn goes_alone(&self, key: Key) -> bool {
+        !self.immovable.is_empty() && self.immovable.contains_key(&key)
+    }
+
+    /// The time before which a block is not retried that could not go to the primary.
+    pub fn immovable_until(&self, key: Key) -> Option<Instant> {
+        self.immovable.get(&key).copied().flatten()
+    }
+
+    /// Whether a dirty block could not go to the primary, by its own fault, when that was last
+    /// tried.
     pub fn has_failed(&self, key: Key) -> bool {
-        self.fenced.contains(&key) || self.unreadable.contains_key(&key)
+        self.fenced.contains(&key) || self.immovable_until(key).is_some()
     }
 
-    /// Forgets which blocks could not be read back.
-    pub fn forget_all_unreadable(&mut self) {
-        self.unreadable.clear();
+    /// Forgets which blocks could not go to the primary.
+    pub fn forget_all_immovable(&mut self) {
+        self.immovable.clear();
     }
 
-    fn forget_unreadable(&mut self, key: Key) {
-        if !self.unreadable.is_empty() {
-            self.unreadable.remove(&key);
+    fn forget_immovable(&mut self, key: Key) {
+        if !self.immovable.is_empty() {
+            self.immovable.remove(&key);
         }
     }
 

@@ -22,7 +22,7 @@ use forebay_format::Lsn;
 
 use crate::api::cut::{CutNews, CutReport};
 use crate::api::{DestageReason, Effects, Health, State, Trust};
-use crate::cache::{Cache, UNREADABLE_PAUSE};
+use crate::cache::{Cache, IMMOVABLE_PAUSE};
 use crate::destage::{
     COLLECTED_MAX, Destage, Destaging, ENDED_MAX, GATHERED_MAX, RETRY_FIRST, TAKEN_MAX, Version,
 };
@@ -95,7 +95,7 @@ impl Destaging {
     /// since one of the shards could not stage its part.
     pub fn abandon_ordered(&mut self, cache: &mut Cache, volume: VolumeId, number: u64) {
         let is_good = cache.health() == Health::Good;
-        let retry_at = cache.now + if is_good { RETRY_FIRST } else { UNREADABLE_PAUSE };
+        let retry_at = cache.now + if is_good { RETRY_FIRST } else { IMMOVABLE_PAUSE };
         let state = cache.volume_mut(volume);
         state.retry_at = state.retry_at.max(retry_at);
         let order = &mut cache.volume_mut(volume).order;

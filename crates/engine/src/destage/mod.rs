@@ -19,6 +19,7 @@ use forebay_block::{
 use forebay_format::{EntryKind, SegmentSeq};
 
 use crate::api::event::Event;
+use crate::api::primary::is_away;
 use crate::api::{DestageReason, Effects, Health, State, Target, Trust};
 use crate::cache::Cache;
 use crate::contents::Place;
@@ -68,8 +69,8 @@ pub struct Destage {
     /// failed.
     error: Option<IoError>,
     unread: Vec<usize>,
-    /// Write-through writes that wait for a block.
-    through: Vec<Id>,
+    /// Write-through writes, each with the block that it waits for.
+    through: Vec<(Key, Id)>,
     /// The primary has written it, but no flush has covered it yet.
     written: bool,
     /// The flush failed: it ends in this turn or in a later one, and its blocks stay dirty.
@@ -148,7 +149,10 @@ const GATHERED_MAX: u64 = step(256) as u64;
 const ENDED_MAX: u64 = step(256) as u64;
 /// Blocks taken into cuts in one turn from which no others are: a stripe more at most.
 const TAKEN_MAX: u64 = step(256) as u64;
-/// Limit on the stripes visited in one step, and on the steps in one turn of the event loop.
+/// Destages that a primary may answer with errors in a row before destaging of its volume pauses.
+const REFUSALS_MAX: u32 = 8;
+/// Limit on the stripes visited in one step, and on the steps in one turn of the event loop, which
+/// volumes share.
 const STRIPES_LOOKED_AT: usize = step(32);
 const LOOKS_MAX: usize = step(256);
 /// Pause after the first failed destage write, and the number of times that it doubles.
@@ -170,20 +174,28 @@ impl Destaging {
         if cache.health() == Health::Detached || cache.contents.dirty().blocks() == 0 {
             return;
         }
-        for volume in cache.volume_ids() {
-            if cache.contents.dirty().blocks_of(volume) > 0 && !self.follows_order(cache, volume) {
-                self.destage_volume(cache, volume, is_idle, fx);
-            }
+        let volumes = cache.volume_ids().filter(|&volume| {
+            cache.contents.dirty().blocks_of(volume) > 0 && !self.follows_order(cache, volume)
+        });
+        let volumes: Vec<VolumeId> = volumes.collect();
+        let looks = (LOOKS_MAX / volumes.len().max(1)).max(1);
+        for volume in volumes {
+            self.destage_volume(cache, volume, looks, is_idle, fx);
         }
     }
 
+    /// Starts the destages of a volume in at most `looks` steps.
     fn destage_volume(
         &mut self,
         cache: &mut Cache,
         volume: VolumeId,
+        looks: usize,
         is_idle: bool,
         fx: &mut Effects,
     ) {
+        if cache.volume(volume).retry_at > cache.now {
+            return;
+        }
         let state = self.state(cache, volume, is_idle);
         let allowed = self.allowance(cache, volume, &state);
         let spares = !state.is_urgent() && !cache.volume(volume).config.rotational;
@@ -194,7 +206,7 @@ impl Destaging {
         let mut from = cache.volume(volume).flow.cursor;
         let mut wrapped = false;
         let bound = Self::is_bound(cache, volume);
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..looks {
             let flow = &cache.volume(volume).flow;
             let is_full = flow.destage_writes >= allowed || flow.collecting >= COLLECTED_MAX;
             if is_full || self.gathered >= GATHERED_MAX {
@@ -265,7 +277,7 @@ impl Destaging {
         match joined {
             Some((_, true)) => self.wake_through(cache, key, &Ok(())),
             Some((id, false)) => {
-                let waiters = self.through_waiters.remove(&key).unwrap_or_default();
+                let waiters = self.take_through(key);
                 self.destages.get_mut(id).through.extend(waiters);
             }
             None => self.urgent.push_back(key),
@@ -286,6 +298,11 @@ impl Destaging {
         self.destages.pass(id, at);
         cache.contents.end_destaging(key, None);
         true
+    }
+
+    fn take_through(&mut self, key: Key) -> impl Iterator<Item = (Key, Id)> + use<> {
+        let waiters = self.through_waiters.remove(&key).unwrap_or_default();
+        waiters.into_iter().map(move |op| (key, op))
     }
 
     fn wake_through(&mut self, cache: &mut Cache, key: Key, result: &IoResult<()>) {
@@ -364,8 +381,8 @@ impl Destaging {
         };
         let stripe_end = (key.0 / STRIPE_BLOCKS + 1) * STRIPE_BLOCKS;
         let mut versions = vec![first];
-        // One that could not be read goes alone, so that neighbors do not fail with it.
-        let is_alone = |cache: &Cache, key| cache.contents.unreadable_until(key).is_some();
+        // One that could not go before goes alone, so that neighbors do not fail with it.
+        let is_alone = |cache: &Cache, key| cache.contents.goes_alone(key);
         while !is_alone(cache, key) && key.0 + (versions.len() as u64) < stripe_end {
             let next = Key(key.0 + versions.len() as u64);
             match Self::may_destage(cache, next) {
@@ -381,7 +398,7 @@ impl Destaging {
         for key in (key.0..key.0 + blocks.count).map(Key) {
             cache.contents.begin_destaging(key);
             if !self.through_waiters.is_empty() {
-                through.extend(self.through_waiters.remove(&key).unwrap_or_default());
+                through.extend(self.take_through(key));
             }
         }
         let buf = cache.config.buffers.get(versions.len() * BLOCK_SIZE);
@@ -466,8 +483,8 @@ impl Destaging {
         let (volume, first) = (destage.volume, destage.blocks.first);
         for at in std::mem::take(&mut destage.unread) {
             let key = Key::new(volume, first + at as u64);
-            let is_new = cache.contents.unreadable_until(key).is_none();
-            let pause = cache.note_unreadable(key);
+            let is_new = cache.contents.immovable_until(key).is_none();
+            let pause = cache.note_immovable(key);
             if is_new && cache.health() == Health::Good {
                 let blocks = BlockRange { first: key.block(), count: 1 };
                 cache.tell(Event::DestageFailed { volume, blocks, kind: error.kind(), pause });
@@ -509,14 +526,18 @@ impl Destaging {
 
     /// Handles the end of a destage write.
     pub fn written(&mut self, cache: &mut Cache, id: Id, done: Completion) {
+        let Destage { volume, in_cut, .. } = *self.destages.get(id);
+        if let Err(error) = &done.result {
+            match in_cut || is_away(error.kind()) {
+                true => self.back_off(cache, id, error),
+                false => self.refused(cache, id, error),
+            }
+        }
         self.ended(cache, id, &done.result);
-        let volume = self.destages.get(id).volume;
-        let in_cut = self.destages.get(id).in_cut;
         if in_cut {
             self.destages.get_mut(id).buf = done.buf;
         }
-        if let Err(error) = &done.result {
-            self.back_off(cache, id, error);
+        if done.result.is_err() {
             return match in_cut {
                 true => self.write_again(cache, id),
                 false => self.forget(cache, id, false),
@@ -544,7 +565,7 @@ impl Destaging {
         if let Err(error) = result {
             self.note_failed(cache, id, error);
         }
-        for op in std::mem::take(&mut self.destages.get_mut(id).through) {
+        for (_, op) in std::mem::take(&mut self.destages.get_mut(id).through) {
             cache.out.note(Note::OnPrimary(op, result.clone()));
         }
     }
@@ -561,6 +582,29 @@ impl Destaging {
         state.leftover = Some(Leftover::at(now));
         for op in std::mem::take(&mut state.leftover_waiters) {
             cache.out.note(Note::FlushPart(op, Err(error.clone())));
+        }
+    }
+
+    /// Notes that the primary answered a destage with an error, which may be that of one block: its
+    /// blocks go alone from now on, and one that went alone rests. If nothing else goes through,
+    /// destaging of the volume pauses.
+    fn refused(&mut self, cache: &mut Cache, id: Id, error: &IoError) {
+        let Destage { volume, blocks, .. } = *self.destages.get(id);
+        let first = Key::new(volume, blocks.first);
+        let is_new = cache.contents.immovable_until(first).is_none();
+        let pause = if blocks.count == 1 { cache.note_immovable(first) } else { Duration::ZERO };
+        if cache.volume(volume).failures >= REFUSALS_MAX {
+            return self.back_off(cache, id, error);
+        }
+        cache.volume_mut(volume).failures += 1;
+        if blocks.count > 1 {
+            (first.0..first.0 + blocks.count).for_each(|key| cache.contents.isolate(Key(key)));
+            for (key, op) in std::mem::take(&mut self.destages.get_mut(id).through) {
+                self.wait_through(key, op);
+            }
+        }
+        if is_new {
+            cache.tell(Event::DestageFailed { volume, blocks, kind: error.kind(), pause });
         }
     }
 

@@ -4,7 +4,7 @@ use forebay_block::ErrorKind;
 
 use super::*;
 use crate::api::{Mode, Pace, Part};
-use crate::cache::UNREADABLE_PAUSE;
+use crate::cache::IMMOVABLE_PAUSE;
 use crate::log::builder::Expect;
 use crate::log::read::Reader;
 use crate::testing::VOLUME;
@@ -360,7 +360,7 @@ fn a_failed_write_leaves_its_blocks_dirty_and_is_repeated_after_growing_pauses()
     let pauses = [100, 200, 400, 800, 1600, 1600].map(Duration::from_millis);
     for pause in pauses {
         let write = bed.write();
-        bed.end(write, Err(ErrorKind::Media.into()));
+        bed.end(write, Err(ErrorKind::Timeout.into()));
         assert_eq!(bed.state(5), (true, false));
         bed.wait(pause - Duration::from_nanos(1));
         assert!(bed.writes().is_empty(), "{pause:?}");
@@ -369,6 +369,46 @@ fn a_failed_write_leaves_its_blocks_dirty_and_is_repeated_after_growing_pauses()
     let write = bed.write();
     bed.end(write, Ok(()));
     assert_eq!(bed.rooms.volume(VOLUME).failures, 0, "the next pause is short again");
+}
+
+/// All of a run failed again and again for one bad sector.
+#[test]
+fn a_block_that_the_primary_refuses_holds_up_no_other() {
+    let mut bed = Bed::with([5, 6, 7, 9]);
+    bed.rooms.set_mode(VOLUME, Mode::WriteThrough);
+    bed.wait_through(6, 1);
+    bed.wait_through(7, 2);
+    let mut refused = 0;
+    for _ in 0..3 {
+        for write in bed.writes() {
+            let has_bad = (write.1.range.offset..write.1.range.end()).contains(&(6 * BLOCK));
+            refused += u32::from(has_bad);
+            bed.end(write, if has_bad { Err(ErrorKind::Media.into()) } else { Ok(()) });
+        }
+    }
+    assert_eq!(refused, 2, "with its neighbors, and alone");
+    assert_eq!(bed.told(), [(1, Some(ErrorKind::Media)), (2, None)]);
+    bed.flushed(Ok(()));
+    assert_eq!([5, 6, 7, 9].map(|block| bed.state(block).0), [false, true, false, false]);
+    bed.wait(IMMOVABLE_PAUSE);
+    assert_eq!(blocks(&bed.writes()), [(6, 1)]);
+}
+
+/// After each pause destaging began at the lowest block of the volume again.
+#[test]
+fn blocks_behind_others_that_the_primary_refuses_have_their_turn() {
+    let many: Vec<u64> = (0..14).map(|n| 2 * n).collect();
+    let mut bed = Bed::with(many.iter().copied());
+    for _ in 0..40 {
+        for write in bed.writes() {
+            let is_good = write.1.range.offset >= 22 * BLOCK;
+            bed.end(write, if is_good { Ok(()) } else { Err(ErrorKind::NoSpace.into()) });
+        }
+        bed.wait(Duration::from_millis(1700));
+    }
+    bed.flushed(Ok(()));
+    let dirty = many.iter().filter(|&&block| bed.state(block).0);
+    assert_eq!(dirty.count(), 11);
 }
 
 #[test]
@@ -404,7 +444,7 @@ fn a_read_error_of_the_cache_device_fences_nothing_and_leads_to_a_probe() {
     let (target, probe) = bed.rooms.only();
     assert_eq!((target, probe.op), (Target::Cache, IoOp::Write));
     assert!(bed.writes().is_empty());
-    bed.wait(UNREADABLE_PAUSE);
+    bed.wait(IMMOVABLE_PAUSE);
     assert_eq!(blocks(&bed.writes()), [(5, 1)]);
 }
 
@@ -437,7 +477,7 @@ fn a_block_that_cannot_be_read_holds_up_no_other() {
     assert_eq!(fails(&mut bed, 6), [(20, 1)], "5, 6 and 7 are read together");
     bed.pump();
     assert_eq!(fails(&mut bed, 6), [], "they rest");
-    bed.wait(UNREADABLE_PAUSE);
+    bed.wait(IMMOVABLE_PAUSE);
     bed.pump();
     assert_eq!(fails(&mut bed, 6), [(5, 1), (7, 1)], "each by itself");
     assert!(bed.rooms.contents.fenced().is_empty());
@@ -505,7 +545,7 @@ fn where_the_primary_has_to_be_complete_a_failed_destage_fails_the_flushes_that_
     let notes = bed.rooms.notes();
     assert!(matches!(&notes[..], [Note::FlushPart(Id(3), Err(_))]), "{notes:?}");
     assert!(bed.rooms.has_leftover(VOLUME), "the next flush waits for the block");
-    bed.wait(RETRY_FIRST);
+    bed.wait(IMMOVABLE_PAUSE);
     let write = bed.write();
     bed.end(write, Ok(()));
     assert!(bed.rooms.has_leftover(VOLUME));
@@ -729,6 +769,19 @@ fn a_block_that_was_made_dirty_does_not_leave_by_an_entry_for_a_clean_one() {
     assert_eq!(bed.rooms.contents.check(), Ok(()));
 }
 
+/// A write past the log found the block clean; its bytes were overwritten by the stripe's.
+#[test]
+fn a_block_that_a_write_has_locked_is_not_made_dirty() {
+    let mut bed = striped(&[1], &[], true);
+    let Rooms { cache, fx, .. } = &mut bed.rooms;
+    let place = cache.contents.get(key(1)).expect("it is cached");
+    assert!(cache.push_dirtied(fx, key(1), place));
+    assert!(cache.locks.acquire(key(1), Id(77)));
+    assert!(cache.close_record(fx));
+    assert_eq!(bed.state(1), (false, false));
+    assert_eq!(bed.rooms.contents.check(), Ok(()));
+}
+
 #[test]
 fn a_stripe_is_not_filled_where_something_is_in_doubt() {
     let runs = [(0, 1), (3, 1)];
@@ -797,7 +850,7 @@ fn a_stripe_with_a_block_that_cannot_be_read_back_is_filled_once() {
             bed.rooms.settle();
             bed.rooms.flush_device();
             bed.flushed(Ok(()));
-            bed.wait(UNREADABLE_PAUSE);
+            bed.wait(IMMOVABLE_PAUSE);
         }
         assert_eq!(bed.state(1), (true, false));
         assert_eq!(bed.rooms.contents.fenced().contains(&key(1)), corrupt);

@@ -17,6 +17,7 @@ use crate::api::stats::Stats;
 use crate::contents::{Contents, Place};
 use crate::key::Key;
 use crate::limits::{RECORDS_IN_FLIGHT_MAX, SEALING_MAX, WARM_BLOCKS};
+use crate::locks::Locks;
 use crate::log::builder::{Against, Expect, Payload, Pending, Shared};
 use crate::log::{Log, OpenSegment, RecordInFlight, SealingSegment, SegmentState};
 use crate::ram::Ram;
@@ -42,6 +43,7 @@ pub struct Closing<'a> {
     pub now: Instant,
     pub config: &'a ShardConfig,
     pub contents: &'a mut Contents,
+    pub locks: &'a Locks,
     pub ram: &'a mut Ram,
     pub policy: &'a mut dyn EvictionPolicy,
     pub stats: &'a mut Stats,
@@ -219,6 +221,11 @@ impl Log {
                 // The log may still name an older version of a block that is not named yet.
                 Expect::Absent
                     if item.kind == EntryKind::Invalidate && cx.contents.is_unnamed(item.key) => {}
+                // A write past the log that has found the block clean would not wait for a destage.
+                Expect::Dirties(_) if cx.locks.is_locked(item.key) => {
+                    end_hold(cx, &item);
+                    continue;
+                }
                 Expect::At(place) | Expect::Dirties(place) => match now {
                     // A clean block that was made dirty does not leave.
                     Some(now)

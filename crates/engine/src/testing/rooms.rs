@@ -80,10 +80,12 @@ impl Rooms {
     }
 
     pub fn close(&mut self) -> Closed {
-        let Cache { log, now, config, contents, ram, stats, .. } = &mut self.cache;
+        let Cache { log, now, config, contents, locks, ram, stats, .. } = &mut self.cache;
         let (now, frees_with_one) = (*now, self.frees_with_one);
         let policy = &mut Fifo;
-        log.close(&mut Closing { now, config, contents, ram, policy, stats, frees_with_one })
+        let mut closing =
+            Closing { now, config, contents, locks, ram, policy, stats, frees_with_one };
+        log.close(&mut closing)
     }
 
     /// Closes the record, which must have entries and room.

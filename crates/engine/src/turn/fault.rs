@@ -25,8 +25,8 @@ impl Engine {
             return;
         }
         self.cache.set_health(Health::Draining);
-        // What could not be read so far is tried once more before it counts as lost.
-        self.cache.contents.forget_all_unreadable();
+        // What could not go so far is tried once more before it counts as lost.
+        self.cache.contents.forget_all_immovable();
         self.reclaim.give_up(&mut self.cache.log);
         self.cache.store.give_up();
         self.detach.note_undurable(&mut self.cache);
