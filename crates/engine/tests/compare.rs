@@ -88,6 +88,23 @@ fn what_was_not_compared_while_the_primary_was_away_is_when_it_is_back() {
     assert!(world.engine.volumes(world.now)[0].primary.away_since.is_none());
 }
 
+/// The blocks of a round with a sector that the primary cannot read counted as compared.
+#[test]
+fn only_the_block_that_the_primary_cannot_read_is_not_compared() {
+    let devices = used().into_devices();
+    let clean = BLOCKS - BLOCKS.div_ceil(10);
+    for unreadable in [None, Some(33 * BLOCK)] {
+        let mut world = World::start_suspect(devices.clone(), 3);
+        world.unreadable = unreadable;
+        let events = pass(&mut world, 30);
+        let compared = events.iter().find_map(|event| match event {
+            Event::Compared { blocks, .. } => Some(*blocks),
+            _ => None,
+        });
+        assert_eq!(compared, Some(clean - u64::from(unreadable.is_some())));
+    }
+}
+
 #[test]
 fn what_is_read_while_clean_blocks_are_dropped_is_the_primarys() {
     let mut devices = used().into_devices();

@@ -53,17 +53,40 @@ const _: () = assert!(STRIPE_BLOCKS.is_multiple_of(WARM_BLOCKS as u64));
 #[derive(Debug, Default)]
 pub(crate) struct Compare {
     /// Volumes to compare; the first is being compared.
-    volumes: VecDeque<VolumeId>,
-    /// Number of its stripes visited, in the order of [`nth_stripe`].
-    looked: u64,
-    /// Clean blocks of the current stripe that must still be compared.
-    keys: VecDeque<Key>,
-    /// Number of blocks of the volume that have been compared.
-    compared: u64,
+    volumes: VecDeque<OfVolume>,
     round: Option<Round>,
     next_at: Instant,
     /// Volumes whose clean blocks are being dropped.
     drops: VecDeque<Drop>,
+}
+
+/// The progress of a volume that is compared.
+#[derive(Debug)]
+struct OfVolume {
+    id: VolumeId,
+    /// Number of its stripes visited, in the order of [`nth_stripe`].
+    looked: u64,
+    /// Clean blocks of the current stripe that must still be compared.
+    keys: VecDeque<Key>,
+    /// How many of them are compared one by one, since the primary could not read all at once.
+    alone: usize,
+    /// Number of blocks that have been compared.
+    compared: u64,
+}
+
+impl OfVolume {
+    /// The number of blocks to compare in the next round.
+    fn next(&self) -> usize {
+        let most = if self.alone > 0 { 1 } else { ROUND_BLOCKS };
+        self.keys.len().min(most)
+    }
+
+    /// Notes that a round of `blocks` blocks has ended, of which `compared` were compared.
+    fn pass(&mut self, blocks: usize, compared: usize) {
+        self.keys.drain(..blocks);
+        self.alone = self.alone.saturating_sub(blocks);
+        self.compared += compared as u64;
+    }
 }
 
 /// The blocks of a round.
@@ -127,7 +150,8 @@ impl Compare {
     /// Begins to compare the volumes whose primary is suspect.
     pub fn begin(&mut self, cache: &Cache) {
         let suspect = cache.config.volumes.iter().filter(|volume| volume.suspect);
-        self.volumes = suspect.map(|volume| volume.id).collect();
+        let start = |id| OfVolume { id, looked: 0, keys: VecDeque::new(), alone: 0, compared: 0 };
+        self.volumes = suspect.map(|volume| start(volume.id)).collect();
     }
 
     /// Whether clean blocks can be found: until all are loaded, none but a few are visible.
@@ -145,8 +169,8 @@ impl Compare {
         if self.round.is_some() || cache.now < self.next_at {
             return;
         }
-        let Some(&volume) = self.volumes.front() else { return };
-        if self.keys.is_empty() && !self.find_clean(cache, volume) {
+        let Some(volume) = self.volumes.front() else { return };
+        if volume.keys.is_empty() && !self.find_clean(cache) {
             self.next_at = cache.now + PAUSE_MIN;
             return;
         }
@@ -171,20 +195,19 @@ impl Compare {
     }
 
     /// Searches for a stripe with clean blocks; returns false if it found none in this turn.
-    fn find_clean(&mut self, cache: &mut Cache, volume: VolumeId) -> bool {
-        let count = Self::stripes(cache, volume);
+    fn find_clean(&mut self, cache: &mut Cache) -> bool {
+        let Some(volume) = self.volumes.front_mut() else { return false };
+        let count = Self::stripes(cache, volume.id);
         for _ in 0..STRIPES_SEARCHED {
-            if self.looked > count {
-                let blocks = std::mem::take(&mut self.compared);
-                self.looked = 0;
+            if volume.looked > count {
+                cache.tell(Event::Compared { volume: volume.id, blocks: volume.compared });
                 self.volumes.pop_front();
-                cache.tell(Event::Compared { volume, blocks });
                 return false;
             }
-            let stripe = nth_stripe(self.looked, count);
-            self.looked += 1;
-            self.keys = Self::clean_in(cache, volume, stripe).collect();
-            if !self.keys.is_empty() {
+            let stripe = nth_stripe(volume.looked, count);
+            volume.looked += 1;
+            volume.keys = Self::clean_in(cache, volume.id, stripe).collect();
+            if !volume.keys.is_empty() {
                 return true;
             }
         }
@@ -203,8 +226,9 @@ impl Compare {
 
     /// Starts a round: reads the next blocks from the cache and from the primary.
     fn start_round(&mut self, cache: &mut Cache, again: bool, fx: &mut Effects) {
-        let count = self.keys.len().min(ROUND_BLOCKS);
-        let keys: Vec<Key> = self.keys.iter().take(count).copied().collect();
+        let Some(compared) = self.volumes.front_mut() else { return };
+        let count = compared.next();
+        let keys: Vec<Key> = compared.keys.iter().take(count).copied().collect();
         let items = keys.iter().filter(|key| !cache.locks.is_locked(**key));
         let items: Vec<Item> = items
             .filter_map(|&key| {
@@ -214,8 +238,7 @@ impl Compare {
             })
             .collect();
         let (Some(first), Some(last)) = (items.first(), items.last()) else {
-            self.keys.drain(..count);
-            return;
+            return compared.pass(count, 0);
         };
         let volume = first.key.volume();
         let (first, end) = (first.key.block(), last.key.block() + 1);
@@ -323,7 +346,10 @@ impl Compare {
         }
         let Some(round) = self.round.take() else { return };
         let volume = round.items[0].key.volume();
-        if *cache.state() != State::Serving || self.volumes.front() != Some(&volume) {
+        let Some(compared) = self.volumes.front_mut().filter(|one| one.id == volume) else {
+            return;
+        };
+        if *cache.state() != State::Serving {
             return;
         }
         let differs = round.items.iter().find(|item| Self::differs(cache, &round, item));
@@ -336,12 +362,14 @@ impl Compare {
                 self.distrust(cache, volume);
             }
             Some(_) => self.start_round(cache, true, fx),
-            // The same blocks are compared again when the primary may be back.
-            None if round.away => {}
+            // The same blocks are compared again when the primary may be back; meanwhile others.
+            None if round.away => self.volumes.rotate_left(1),
+            None if round.primary.is_none() && compared.next() > 1 => {
+                compared.alone = compared.next();
+            }
             None => {
-                self.compared += round.items.len() as u64;
-                let done = self.keys.len().min(ROUND_BLOCKS);
-                self.keys.drain(..done);
+                let read = if round.primary.is_some() { round.items.len() } else { 0 };
+                compared.pass(compared.next(), read);
             }
         }
     }
@@ -367,9 +395,7 @@ impl Compare {
         if cache.known_volume(volume).is_none_or(|volume| volume.distrusted || volume.changed) {
             return;
         }
-        self.volumes.retain(|&other| other != volume);
-        (self.looked, self.compared) = (0, 0);
-        self.keys.clear();
+        self.volumes.retain(|other| other.id != volume);
         cache.store.spoil_volume(volume);
         let state = cache.volume_mut(volume);
         (state.distrusted, state.changed) = (true, true);

@@ -133,6 +133,8 @@ pub struct Harness {
     pub replies: Vec<Reply>,
     /// Whether the primary fails every request.
     pub away: bool,
+    /// The position of a sector that the primary cannot read.
+    pub unreadable: Option<u64>,
 }
 
 impl Harness {
@@ -141,7 +143,8 @@ impl Harness {
     pub fn start(config: ShardConfig, devices: Devices) -> Self {
         let now = Instant(1_000_000_000 * u64::from(config.epoch));
         let (engine, fx, replies) = (Engine::new(config, now), Effects::default(), Vec::new());
-        let mut harness = Self { engine, now, fx, devices, replies, away: false };
+        let (away, unreadable) = (false, None);
+        let mut harness = Self { engine, now, fx, devices, replies, away, unreadable };
         harness.engine.start(now, &mut harness.fx);
         harness
     }
@@ -183,8 +186,11 @@ impl Harness {
 
     /// Carries out an I/O and passes the completion to the engine.
     pub fn finish(&mut self, target: Target, io: Io) {
+        let hits_bad = io.op == IoOp::Read
+            && self.unreadable.is_some_and(|at| (io.range.offset..io.range.end()).contains(&at));
         let done = match target {
             Target::Primary(_) if self.away => io.complete(Err(ErrorKind::DeviceGone.into())),
+            Target::Primary(_) if hits_bad => io.complete(Err(ErrorKind::Media.into())),
             _ => self.devices.carry_out(target, io),
         };
         self.complete(target, done);
