@@ -6,7 +6,7 @@ use forebay_block::{ErrorKind, Instant, IoError};
 use forebay_policy::ReadAround;
 
 use crate::api::VolumeConfig;
-use crate::api::primary::Primary;
+use crate::api::primary::{Primary, is_away};
 use crate::api::stats::Stats;
 use crate::flow::Flow;
 use crate::losses::Losses;
@@ -60,6 +60,9 @@ pub(crate) struct Volume {
     pub losses: Losses,
     /// A flush after direct changes failed: blocks read from the primary are not admitted any more.
     pub flush_failed: bool,
+    /// The primary was away for the first flush, so nothing that is read there is admitted until
+    /// another one has succeeded.
+    pub unsettled: bool,
     /// Flushes of the primary that failed: those of any shard, each once or twice.
     pub failed_flushes: u64,
     /// Failed flushes of the primary that have been reported to the shard.
@@ -112,6 +115,7 @@ impl Volume {
             flushing: false,
             losses,
             flush_failed: false,
+            unsettled: false,
             failed_flushes: 0,
             flush_failures: 0,
             distrusted: false,
@@ -173,7 +177,11 @@ impl Volume {
         if !told {
             self.losses.note(error.clone());
         }
-        self.flush_failed = true;
+        let is_first = (self.direct_durable, self.direct) == (0, 1);
+        match is_first && is_away(error.kind()) {
+            true => self.unsettled = true,
+            false => self.flush_failed = true,
+        }
         self.direct_durable = self.direct;
     }
 }

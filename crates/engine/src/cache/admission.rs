@@ -206,7 +206,7 @@ impl Cache {
     fn may_admit(&self, volume: VolumeId) -> bool {
         // The primary may lose unflushed writes; a clean copy on the device must not outlive them.
         let volume = self.volume(volume);
-        let settled = !volume.has_unflushed() && !volume.flush_failed;
+        let settled = !volume.has_unflushed() && !volume.unsettled && !volume.flush_failed;
         settled && self.health() == Health::Good && self.has_client_space()
     }
 

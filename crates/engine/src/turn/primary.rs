@@ -24,7 +24,9 @@ impl Engine {
             let first = volume.direct_durable == 0;
             let since = self.cache.now.since(volume.direct_since);
             let quiet = first || stopping || since >= FLUSH_DIRECT_AFTER;
-            let direct = quiet && volume.has_unflushed();
+            let settles = volume.unsettled && since >= FLUSH_DIRECT_AFTER;
+            let settles = settles && volume.primary.away_since.is_none();
+            let direct = quiet && volume.has_unflushed() || settles;
             let due = waited || direct || self.destaging.flush_is_due(&self.cache, i);
             let volume = self.cache.volumes[i].as_mut().expect("it was there just now");
             if volume.flushing || !due {
@@ -59,7 +61,7 @@ impl Engine {
         state.flushing = false;
         state.direct_since = now;
         match result {
-            Ok(()) => state.direct_durable = direct,
+            Ok(()) => (state.direct_durable, state.unsettled) = (direct, false),
             Err(error) => {
                 state.failed_flushes += 1;
                 // Data written and operations queued while the flush was in flight share its fate.
@@ -83,3 +85,6 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
