@@ -394,13 +394,13 @@ impl Reclaim {
             self.in_vain = 0;
         }
         let wanted = free <= high || tight && coming == 0;
-        let Some(seq) = cache
-            .log
-            .oldest()
-            .filter(|_| wanted && !self.goes_in_circles(total, cache.log.free(), dirty))
-        else {
+        if !wanted {
+            // Nothing waits for the dirty blocks of the oldest segment any more.
+            cache.log.press(false);
             return false;
-        };
+        }
+        let in_circles = self.goes_in_circles(total, cache.log.free(), dirty);
+        let Some(seq) = cache.log.oldest().filter(|_| !in_circles) else { return false };
         let index = cache.log.position(seq);
         match cache.log.segment(index).state {
             SegmentState::Sealed => {}

@@ -460,6 +460,17 @@ fn a_segment_that_is_mostly_dirty_waits_for_destaging_while_much_is_dirty() {
     assert_eq!(bed.rooms.fx.ios.len(), 1);
 }
 
+/// Destaging went on at full depth until clients had filled enough segments again.
+#[test]
+fn what_is_dirty_no_longer_presses_when_enough_segments_are_free() {
+    let mut bed = Bed::on(Rooms::new(0));
+    bed.rooms.dirty(0..13);
+    bed.rooms.fill_to(6);
+    bed.rooms.log.press(true);
+    bed.pump();
+    assert!(!bed.rooms.log.is_pressed() && bed.rooms.fx.ios.is_empty());
+}
+
 #[test]
 fn a_segment_that_is_mostly_dirty_moves_to_a_store_that_has_room() {
     for is_full in [false, true] {
