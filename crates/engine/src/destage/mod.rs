@@ -116,6 +116,8 @@ pub struct Destaging {
     ended: u64,
     taken: u64,
     draining: bool,
+    /// A stop has waited long enough: no destage begins.
+    is_over: bool,
 }
 
 impl Destaging {
@@ -127,6 +129,11 @@ impl Destaging {
     /// Switches between destaging as fast as the primaries allow and the usual pace.
     pub fn drain(&mut self, on: bool) {
         self.draining = on;
+    }
+
+    /// Begins no further destage.
+    pub fn end(&mut self) {
+        self.is_over = true;
     }
 
     /// Notes that a write waits until a dirty block is on the primary.
@@ -368,7 +375,7 @@ impl Destaging {
         fx: &mut Effects,
     ) -> Result<Key, Key> {
         let volume = key.volume();
-        if cache.volume(volume).retry_at > cache.now {
+        if self.is_over || cache.volume(volume).retry_at > cache.now {
             return Err(Key::range(volume).end);
         }
         let Some(first) = Self::may_destage(cache, key) else {

@@ -52,8 +52,12 @@ impl Life {
         // Nothing is destaged any more.
         requests.give_up_leftover(cache, fx);
         // A shard that has stopped already takes part in none.
-        if cache.now.since(self.stop_since) >= PATIENCE {
+        let is_late = cache.now.since(self.stop_since) >= PATIENCE;
+        if is_late {
             destaging.give_up_cuts();
+        }
+        if is_late && cache.health() != Health::Good {
+            destaging.end();
         }
         let busy = requests.len() + destaging.len() + requests.fetches() > 0
             || cache.volumes.iter().flatten().any(|v| v.flushing || v.has_unflushed());
@@ -66,7 +70,6 @@ impl Life {
             let lost = !cache.contents.fenced().is_empty()
                 || cache.volumes.iter().flatten().any(|volume| volume.failures > 0);
             let is_known = cache.standing.trust >= self.trust_wanted;
-            let is_late = cache.now.since(self.stop_since) >= PATIENCE;
             let ends = cache.health() == Health::Detached || lost && is_known || is_late;
             if cache.out.len() == 0 && ends {
                 cache.standing.state = State::Stopped;

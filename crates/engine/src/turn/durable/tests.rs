@@ -1,11 +1,14 @@
 //! Records, flushes and footers that end, well or not, as the whole engine sees it: this is where
 //! the rooms meet.
 
+use std::collections::VecDeque;
+use std::time::Duration;
+
 use forebay_block::{ByteRange, ErrorKind, IoOp};
 use forebay_format::PAGE;
 
 use super::*;
-use crate::api::{ShardConfig, Trust};
+use crate::api::{ShardConfig, State, Trust};
 use crate::shard::Shard;
 use crate::testing::rooms::{BLOCK, content};
 use crate::testing::{Devices, Harness, SEGMENT, config};
@@ -146,4 +149,34 @@ fn a_failed_footer_is_written_again_and_the_third_failure_is_the_devices() {
         }
     }
     assert_eq!((footers, harness.engine.health()), (WRITE_TRIES, Health::Draining));
+}
+
+/// It went on until all of the cache was destaged, however long that took.
+#[test]
+fn a_stop_of_a_cache_that_is_being_emptied_takes_a_few_seconds() {
+    let mut harness = serving(|config| config.ram_bytes = 64 * BLOCK);
+    for block in (0..60).map(|n| 2 * n) {
+        write(&mut harness, block);
+        harness.settle();
+    }
+    harness.flush_failed(Target::Cache, &ErrorKind::Media.into());
+    let Harness { engine, now, fx, .. } = &mut harness;
+    engine.trust_recorded(*now, Trust::DirtyOnly, fx);
+    engine.stop(*now, fx);
+    let mut sent = VecDeque::new();
+    for _ in 0..12 {
+        sent.extend(harness.poll());
+        // The primary takes a block every two seconds.
+        let is_read =
+            |(target, io): &(Target, Io)| *target == Target::Cache || io.op != IoOp::Write;
+        let (reads, writes): (Vec<_>, Vec<_>) = sent.drain(..).partition(is_read);
+        reads.into_iter().for_each(|(target, io)| harness.finish(target, io));
+        sent.extend(writes);
+        if let Some((target, io)) = sent.pop_front() {
+            harness.finish(target, io);
+        }
+        harness.wait(Duration::from_secs(2));
+    }
+    assert_eq!(harness.engine.state(), &State::Stopped);
+    assert!(harness.engine.dirty_blocks() > 0);
 }
