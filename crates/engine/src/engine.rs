@@ -209,6 +209,7 @@ impl Shard for Engine {
     fn poll(&mut self, now: Instant, fx: &mut Effects) {
         self.cache.now = now;
         self.cache.form.begin_turn();
+        self.requests.begin_turn();
         self.cache.ram.begin_turn(now);
         self.cache.note_wear();
         self.cache.pump_unanswered();
@@ -535,6 +536,7 @@ impl Engine {
         let works = matches!(self.cache.state(), State::Serving | State::Stopping);
         let goes_on = self.destaging.goes_on()
             || self.requests.has_unlocked()
+            || self.requests.has_logged_enough()
             || self.detach.goes_on(&self.cache)
             || self.cache.form.has_given_up();
         let frees = self.reclaim.is_cut_short(&self.cache)
@@ -569,7 +571,7 @@ impl Engine {
         if *self.cache.state() == State::Stopping || self.detach.is_detaching() {
             deadline = deadline.min(self.cache.now + FLUSH_TICK);
         }
-        if self.cache.volumes.iter().flatten().any(Volume::has_unflushed) {
+        if self.cache.volumes.iter().flatten().any(|v| v.has_unflushed() || v.unsettled) {
             deadline = deadline.min(self.cache.now + FLUSH_TICK);
         }
         let waits = |v: &Volume| !v.written.is_empty() || !v.leftover_waiters.is_empty();

@@ -142,17 +142,19 @@ impl Flow {
     }
 
     /// Holds back a write that dirties `blocks` more blocks while `level` of at most `limit` blocks
-    /// are dirty, and `target` are no cause to destage. Returns whether the write has to wait.
+    /// are dirty, and `target` are no cause to destage; if `is_full`, it waits in any case. Returns
+    /// whether it has to wait.
     pub fn hold(
         &mut self,
         now: Instant,
         write: Id,
         (level, target, limit): (u64, u64, u64),
         blocks: u64,
+        is_full: bool,
     ) -> bool {
         let rate = self.drain_rate.per_second(now);
         let delay = self.throttle.delay(now, level, target, limit, blocks, rate);
-        if delay.is_zero() && self.delayed.is_empty() {
+        if delay.is_zero() && self.delayed.is_empty() && !is_full {
             return false;
         }
         let last = self.delayed.back().map_or(Instant(0), |held| held.at);

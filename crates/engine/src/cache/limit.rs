@@ -184,10 +184,11 @@ impl Cache {
         if is_closer { (blocks, most.min(limit)) } else { (level, limit) }
     }
 
-    /// Whether the writes of a volume wait until some of its dirty blocks are destaged.
-    pub(crate) fn is_full_of_dirty(&self, volume: VolumeId) -> bool {
+    /// Whether a volume whose dirty level is higher by `more` is at its dirty limit: its writes
+    /// wait until some of its blocks are destaged.
+    pub(crate) fn is_full_of_dirty(&self, volume: VolumeId, more: u64) -> bool {
         let (level, limit) = self.level_and_limit(volume);
-        level >= limit
+        level + more >= limit
     }
 
     /// The dirty level of a volume and its limit, as pacing sees them. Blocks that only wait for

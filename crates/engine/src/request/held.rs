@@ -13,7 +13,8 @@ impl Requests {
     pub fn hold_back(cache: &mut Cache, write: Id, volume: VolumeId, blocks: BlockRange) -> bool {
         let (level, limit) = cache.paced_level(volume);
         let waits = cache.volume(volume).flow.held_writes() > 0;
-        if level < limit / 2 && !waits {
+        let is_full = Self::is_full(cache, volume, 0);
+        if level < limit / 2 && !waits && !is_full {
             return false;
         }
         // A rewrite of a dirty block adds nothing to the level.
@@ -23,7 +24,13 @@ impl Requests {
             return false;
         }
         let (now, target) = (cache.now, cache.target_of(limit));
-        cache.volume_mut(volume).flow.hold(now, write, (level, target, limit), blocks)
+        let flow = &mut cache.volume_mut(volume).flow;
+        flow.hold(now, write, (level, target, limit), blocks, is_full)
+    }
+
+    /// Whether writes of a volume wait for room below its dirty limit, with `more` blocks dirty.
+    fn is_full(cache: &Cache, volume: VolumeId, more: u64) -> bool {
+        cache.health() == Health::Good && cache.is_full_of_dirty(volume, more)
     }
 
     /// Releases writes whose delay is over, or for which there is room by now. At the limit itself
@@ -31,20 +38,21 @@ impl Requests {
     /// be room.
     pub fn release_delayed(&mut self, cache: &mut Cache, fx: &mut Effects) {
         for volume in cache.volume_ids() {
-            let Some((mut level, free)) = cache.free_level(volume) else { continue };
+            let Some((level, free)) = cache.free_level(volume) else { continue };
+            // What is released here may not be dirty yet.
+            let mut released = 0;
             while let Some(held) = cache.volume(volume).flow.first_held() {
-                if held.at > cache.now && level > free {
+                if held.at > cache.now && level + released > free {
                     break;
                 }
-                // What is released here may not be dirty yet.
-                level += cache.dirty_level_by(held.blocks);
-                let full = cache.health() == Health::Good && cache.is_full_of_dirty(volume);
+                let full = Self::is_full(cache, volume, released);
                 let hopeless = full
                     && cache.volume(volume).is_stuck(cache.now)
                     && cache.now.since(held.at) >= cache.config.patience;
                 if full && !hopeless {
                     break;
                 }
+                released += cache.dirty_level_by(held.blocks);
                 let now = cache.now;
                 let write = cache.volume_mut(volume).take_held(now).expect("it is the first");
                 if hopeless {

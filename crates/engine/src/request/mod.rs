@@ -17,6 +17,7 @@ use forebay_block::{BlockRange, Instant, IoBuf, IoError, VolumeId};
 
 use crate::api::{Effects, Reply, RequestId, Tier};
 use crate::key::KeyMap;
+use crate::limits::step;
 use crate::request::op::Op;
 use crate::slab::{Id, Slab};
 use fetch::Fetch;
@@ -38,7 +39,13 @@ pub struct Requests {
     unlocked: VecDeque<Id>,
     /// Whether one of them is going on.
     follows: bool,
+    /// Blocks that writes have put into records in this turn.
+    logged: u64,
 }
+
+/// Limit on the blocks that writes put into records in one turn: to compress and to copy them may
+/// take 6 us each.
+const LOGGED_MAX: u64 = step(256) as u64;
 
 impl Requests {
     /// The operation with this ID.
@@ -59,6 +66,16 @@ impl Requests {
     /// The number of operations that the client still waits for.
     pub fn unanswered(&self) -> usize {
         self.ops.len() - self.answered
+    }
+
+    /// Begins a turn of the event loop.
+    pub fn begin_turn(&mut self) {
+        self.logged = 0;
+    }
+
+    /// Whether writes have put as many blocks into records in this turn as they may.
+    pub fn has_logged_enough(&self) -> bool {
+        self.logged >= LOGGED_MAX
     }
 
     /// The number of reads of primaries in flight.

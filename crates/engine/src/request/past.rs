@@ -160,10 +160,11 @@ impl Requests {
         self.on_primary(cache, id, result, fx);
     }
 
-    /// Starts a direct write over as one of the cache, since the primary is away. The blocks become
-    /// dirty, so whatever the primary did with the write will be overwritten. They stay locked: the
-    /// old content of the edges would otherwise undo another write.
-    fn turn_to_cache(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
+    /// Starts a write that was to go past the cache over as one of the cache, since the primary is
+    /// away or a block is dirty. The blocks become dirty, so whatever the primary did with the
+    /// write will be overwritten. They stay locked: the old content of the edges would otherwise
+    /// undo another write.
+    pub(super) fn turn_to_cache(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
         let write = self.write(id);
         let (volume, blocks) = (write.volume, write.blocks);
         (write.stage, write.bypass, write.logged) = (Stage::Throttled, None, 0);

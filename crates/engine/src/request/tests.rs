@@ -8,7 +8,7 @@ use crate::api::{Bypass, Request, Target};
 use crate::log::read::Reader;
 use crate::note::Note;
 use crate::testing::VOLUME;
-use crate::testing::rooms::{BLOCK, Rooms};
+use crate::testing::rooms::{BLOCK, Rooms, content};
 use crate::ticket::{PrimaryFlush, Ticket};
 
 /// Requests, and the rooms that they work on.
@@ -40,6 +40,15 @@ impl Bed {
         let flags = IoFlags { fua, ..IoFlags::default() };
         let id = RequestId(0);
         self.take(Request { id, volume: VOLUME, op, range, flags, buf, bypass: None })
+    }
+
+    /// A write of a block that is part of a stream.
+    pub fn stream(&mut self, block: u64) -> RequestId {
+        let (op, range) = (IoOp::Write, ByteRange::new(block * BLOCK, BLOCK));
+        let (id, flags) = (RequestId(0), IoFlags::default());
+        let buf = IoBuf::copy_of(&content(block));
+        let bypass = Some(Bypass::Sequential);
+        self.take(Request { id, volume: VOLUME, op, range, flags, buf, bypass })
     }
 
     /// Takes a request under the next name.

@@ -32,8 +32,8 @@ use crate::slab::Id;
 
 /// Limit on the writes that go on at once after one that held their blocks.
 const FOLLOWERS_MAX: usize = step(1024);
-/// CPU time per turn of the event loop for encoding the blocks of writes. The rest of a long write
-/// follows in the next turn, so that other requests need not wait for all of it.
+/// CPU time per turn of the event loop for making the blocks of writes dense. The rest of a long
+/// write follows in the next turn, so that other requests need not wait for all of it.
 const WRITES_TURN: Duration = Duration::from_micros(200);
 
 impl Requests {
@@ -244,6 +244,10 @@ impl Requests {
                 cache.stats_of(volume).bypassed_by[why as usize] += 1;
             }
         }
+        if !direct && bypass.is_some() {
+            // It was not held back, since it was to go past the cache.
+            return self.turn_to_cache(cache, id, fx);
+        }
         self.write(id).path = if direct { Path::Direct } else { Path::Cached };
         // The primary's bytes of a kept block are not its content, so whole blocks are written.
         let by_sector = direct && !self.restores(cache, id);
@@ -342,7 +346,7 @@ impl Requests {
                 return false;
             }
             next = lsn;
-            if cache.form.background().in_turn() >= WRITES_TURN {
+            if cache.form.background().in_turn() >= WRITES_TURN || self.has_logged_enough() {
                 return false;
             }
             let write = self.write(id);
@@ -374,6 +378,7 @@ impl Requests {
             }
             write.logged += 1;
             let complete = write.logged == blocks.count;
+            self.logged += 1;
             self.wait_for_builder(cache, id, complete);
         }
         true

@@ -1,3 +1,5 @@
+//! The flushes of primaries, as the whole engine sees them.
+
 use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, ByteRange, IoOp};
