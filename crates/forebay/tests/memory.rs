@@ -22,12 +22,14 @@ fn ram_that_cannot_be_had_is_refused_and_nothing_is_written() {
     arguments.retain(|argument| argument != "--ram=4MiB");
     let said = place.refuse(&arguments);
     assert!(said.contains("memory: 8 TiB for recent blocks") && said.contains("--ram"), "{said}");
-    let clients = [
-        &place.serve("disk.img", "cache.img,size=32MiB")[..],
-        &["--client-memory=1TiB".to_owned()],
-    ];
-    let said = place.refuse(&clients.concat());
+    let with = |flag: &str| {
+        let small = place.serve("disk.img", "cache.img,size=32MiB");
+        place.refuse(&[&small[..], &[flag.to_owned()]].concat())
+    };
+    let said = with("--client-memory=1TiB");
     assert!(said.contains("1 TiB for clients") && said.contains("client_memory"), "{said}");
+    let said = with("--ordered=1TiB");
+    assert!(said.contains("1 TiB for ordered volumes") && said.contains("`ordered`"), "{said}");
     for name in ["cache.img", "state"] {
         assert!(!place.path(name).exists(), "{name} is left");
     }

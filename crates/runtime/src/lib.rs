@@ -46,7 +46,7 @@ pub use devices::{Devices, Gates, gates};
 pub use error::StartError;
 pub use histogram::Histogram;
 pub use listen::{Access, Address, Listener};
-pub use memory::CLIENT_MEMORY;
+pub use memory::{CLIENT_MEMORY, client_memory_max};
 pub use message::{
     ClientStats, Latencies, Message, OPERATIONS, Served, Snapshot, TIERS, TierLatencies,
 };

@@ -1,4 +1,5 @@
-//! The memory of clients: one budget for all, of which a part is reserved for each client.
+//! The memory of clients: one budget for all, of which a part is reserved for each client. A small
+//! budget is a minimum: see [`client_memory_max`].
 //!
 //! Requests beyond a client's own part use the shared rest. When that is used up, clients wait in a
 //! line, first come first served, and their connections are not read. A client that needs more than
@@ -12,6 +13,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use forebay_block::REQUEST_MAX;
+
 use crate::mailbox::Mailbox;
 use crate::message::Message;
 
@@ -22,6 +25,34 @@ const OWN: u64 = 4;
 /// Bounds of a client's own part, in bytes: enough for small requests.
 const OWN_MIN: u64 = 64 << 10;
 const OWN_MAX: u64 = 1 << 20;
+
+/// The parts into which a budget is divided, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Parts {
+    /// Each client's own.
+    own: u64,
+    /// The shared rest.
+    rest: u64,
+}
+
+impl Parts {
+    /// Those of a budget of `bytes` for `places` clients. With many places, the own parts may
+    /// exceed the budget: then the rest is a minimum, in addition.
+    fn of(bytes: u64, places: usize) -> Self {
+        let places = places.max(1) as u64;
+        let own = (bytes / OWN / places).clamp(OWN_MIN, OWN_MAX);
+        Self { own, rest: bytes.saturating_sub(own * places).max(bytes / OWN) }
+    }
+}
+
+/// Most bytes that `places` clients hold with a budget of `bytes`. More than the budget if it is
+/// small: each client has its own part, and the longest request is served, although it is larger
+/// than the rest.
+#[must_use]
+pub fn client_memory_max(bytes: u64, places: usize) -> u64 {
+    let Parts { own, rest } = Parts::of(bytes, places);
+    rest.max(REQUEST_MAX).saturating_add(own * places.max(1) as u64)
+}
 
 /// Identifies a waiting request for memory; the grant comes as a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,9 +71,7 @@ pub struct Grant {
 
 /// The memory of all clients; shared by all threads.
 pub struct Memory {
-    own: u64,
-    /// Bytes available beyond the clients' own parts.
-    rest: u64,
+    parts: Parts,
     taken: AtomicU64,
     /// Whether the line is not empty; changed only under its lock.
     waited_for: AtomicBool,
@@ -60,14 +89,8 @@ impl Memory {
     /// Creates a budget of `bytes` for `places` clients, served by the threads of `mailboxes`.
     #[must_use]
     pub fn new(bytes: u64, places: usize, mailboxes: Arc<[Mailbox<Message>]>) -> Self {
-        let places = places.max(1) as u64;
-        let own = (bytes / OWN / places).clamp(OWN_MIN, OWN_MAX);
-        // With many places, their own parts would exceed the budget: then keep a minimum as the
-        // rest.
-        let rest = bytes.saturating_sub(own * places).max(bytes / OWN);
         Self {
-            own,
-            rest,
+            parts: Parts::of(bytes, places),
             taken: AtomicU64::new(0),
             waited_for: AtomicBool::new(false),
             line: Mutex::default(),
@@ -78,7 +101,7 @@ impl Memory {
     /// Bytes reserved for each client.
     #[must_use]
     pub fn own(&self) -> u64 {
-        self.own
+        self.parts.own
     }
 
     /// Whether clients wait in the line, except for the one with this ticket.
@@ -113,7 +136,7 @@ impl Memory {
     fn try_take(&self, bytes: u64) -> bool {
         let fits = |taken: u64| {
             let sum = taken.saturating_add(bytes);
-            (taken == 0 || sum <= self.rest).then_some(sum)
+            (taken == 0 || sum <= self.parts.rest).then_some(sum)
         };
         self.taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fits).is_ok()
     }
@@ -164,7 +187,7 @@ mod tests {
     fn memory() -> Memory {
         let mailboxes: Arc<[_]> = (0..2).map(|_| Mailbox::default()).collect();
         let memory = Memory::new(16 * MIB, 4, mailboxes);
-        assert_eq!((memory.own, memory.rest), (MIB, 12 * MIB));
+        assert_eq!(memory.parts, Parts { own: MIB, rest: 12 * MIB });
         memory
     }
 
@@ -187,8 +210,20 @@ mod tests {
             (16 * MIB, 900, OWN_MIN, 4 * MIB),
             (1 << 30, 1, OWN_MAX, (1 << 30) - MIB),
         ] {
-            let memory = Memory::new(bytes, places, Arc::new([]));
-            assert_eq!((memory.own, memory.rest), (own, rest), "{bytes} for {places}");
+            assert_eq!(Parts::of(bytes, places), Parts { own, rest }, "{bytes} for {places}");
+        }
+    }
+
+    /// Own parts of 900 clients used to count as parts of a budget that they exceed.
+    #[test]
+    fn a_small_budget_for_many_clients_is_exceeded_by_a_known_amount() {
+        for (bytes, places, most) in [
+            (256 * MIB, 128, 256 * MIB),
+            (256 * MIB, 900, 256 * MIB),
+            (16 * MIB, 900, 900 * OWN_MIN + REQUEST_MAX),
+            (16 * MIB, 1, MIB + REQUEST_MAX),
+        ] {
+            assert_eq!(client_memory_max(bytes, places), most, "{bytes} for {places}");
         }
     }
 

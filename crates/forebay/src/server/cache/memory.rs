@@ -8,6 +8,7 @@ use anyhow::bail;
 use forebay_control::config::Config;
 use forebay_control::units::Size;
 use forebay_engine::DIRTY_STRIPE_BYTES;
+use forebay_runtime::client_memory_max;
 use forebay_volume::pool::{Opened, index_bytes};
 use rustix::process::{Resource, getrlimit};
 use rustix::system::sysinfo;
@@ -15,11 +16,15 @@ use rustix::system::sysinfo;
 /// By default, the index of a new cache may take the machine's memory divided by this.
 const INDEX_SHARE: u64 = 2;
 
-/// The stripes with dirty blocks may take the machine's memory divided by this, or the index's if
-/// that is more, and the first bytes in any case.
+/// The stripes with dirty blocks may take the machine's memory divided by the first, or the index's
+/// divided by the second if that is more, and the last in any case.
 const DIRTY_SHARE: u64 = 16;
 const DIRTY_INDEX_SHARE: u64 = 8;
 const DIRTY_BYTES_MIN: u64 = 16 << 20;
+
+/// For the use of its pages and for how often blocks are read, a cache takes its size divided by
+/// this, at most: two bytes for each page, and five for each block.
+const TABLES_SHARE: u64 = 512;
 
 /// Most bytes for the index of a new cache.
 pub fn index_budget(config: &Config) -> u64 {
@@ -31,44 +36,96 @@ pub fn index(opened: &Opened) -> u64 {
     opened.superblock.shards.iter().map(|&area| index_bytes(area)).sum()
 }
 
-/// Bytes that a server needs; `others`: bytes in addition to index, RAM tier and clients.
-fn wanted(config: &Config, opened: &Opened, others: usize) -> u64 {
-    let (Size(ram), Size(clients)) = (config.memory.ram, config.server.client_memory);
-    [index(opened), ram, clients].into_iter().fold(others as u64, u64::saturating_add)
+/// Bytes of a cache that are divided among its shards.
+fn size(opened: &Opened) -> u64 {
+    opened.superblock.shards.iter().map(|area| area.len).sum()
 }
 
-/// Number of stripes with dirty blocks for which each shard has memory, of what is left by all the
-/// rest. Near that many, writes wait: a start need not be refused for this.
-pub fn dirty_stripes(config: &Config, opened: &Opened, others: usize) -> u64 {
-    let left = limit(true).saturating_sub(wanted(config, opened, others));
-    let share = (limit(false) / DIRTY_SHARE).max(index(opened) / DIRTY_INDEX_SHARE);
-    let bytes = share.min(left).max(DIRTY_BYTES_MIN);
+/// The memory that a server needs in any case, by its use, in bytes.
+#[derive(Clone, Copy)]
+struct Needs {
+    ram: u64,
+    index: u64,
+    /// The tables of pages, and of how often blocks are read.
+    tables: u64,
+    clients: u64,
+    /// Staged blocks of ordered volumes.
+    ordered: u64,
+    /// The first stripes with dirty blocks.
+    dirty: u64,
+    buffers: u64,
+}
+
+impl Needs {
+    /// Those with a cache of `size` bytes and its index; `buffers`: bytes of the buffers for I/O.
+    fn of(config: &Config, (size, index): (u64, u64), buffers: usize) -> Self {
+        let (Size(clients), places) = (config.server.client_memory, config.server.max_clients);
+        let ordered = config.volumes.iter().map(|volume| volume.ordered.0);
+        Self {
+            ram: config.memory.ram.0,
+            index,
+            tables: size / TABLES_SHARE,
+            clients: client_memory_max(clients, places as usize),
+            ordered: ordered.fold(0, u64::saturating_add),
+            dirty: DIRTY_BYTES_MIN,
+            buffers: buffers as u64,
+        }
+    }
+
+    fn sum(self) -> u64 {
+        let Self { ram, index, tables, clients, ordered, dirty, buffers } = self;
+        [ram, index, tables, clients, ordered, dirty, buffers]
+            .into_iter()
+            .fold(0, u64::saturating_add)
+    }
+
+    fn text(self) -> String {
+        let ordered = match self.ordered {
+            0 => String::new(),
+            bytes => format!("{} for ordered volumes, ", Size(bytes)),
+        };
+        format!(
+            "{} for recent blocks, {} for the index, {} for tables of blocks, {} for clients, \
+             {ordered}{} for dirty blocks and {} for buffers",
+            Size(self.ram),
+            Size(self.index),
+            Size(self.tables),
+            Size(self.clients),
+            Size(self.dirty),
+            Size(self.buffers)
+        )
+    }
+}
+
+/// Number of stripes with dirty blocks for which each shard has memory: those that [`check`] has
+/// counted, and more of what is left. Near that many, writes wait: a start need not be refused for
+/// this.
+pub fn dirty_stripes(config: &Config, opened: &Opened, buffers: usize) -> u64 {
+    let cache = (size(opened), index(opened));
+    let left = limit(true).saturating_sub(Needs::of(config, cache, buffers).sum());
+    let share = (limit(false) / DIRTY_SHARE).max(cache.1 / DIRTY_INDEX_SHARE);
+    let bytes = DIRTY_BYTES_MIN + share.saturating_sub(DIRTY_BYTES_MIN).min(left);
     bytes / DIRTY_STRIPE_BYTES / opened.superblock.shards.len() as u64
 }
 
-/// Fails if the server cannot get its memory; `others` as in [`wanted`].
-pub fn check(config: &Config, opened: &Opened, others: usize) -> anyhow::Result<()> {
-    let (index, Size(ram)) = (index(opened), config.memory.ram);
-    let (buffers, Size(clients)) = (others as u64, config.server.client_memory);
-    let shown = format!(
-        "{} for recent blocks, {} for the index, {} for clients and {} for buffers",
-        Size(ram),
-        Size(index),
-        Size(clients),
-        Size(buffers)
-    );
-    let hint = "use less for memory.ram (--ram) or server.client_memory, or a smaller cache";
+/// Fails if the server cannot get its memory; `buffers`: bytes of the buffers for I/O.
+pub fn check(config: &Config, opened: &Opened, buffers: usize) -> anyhow::Result<()> {
+    let needs = Needs::of(config, (size(opened), index(opened)), buffers);
+    let shown = needs.text();
+    let hint = "use less for memory.ram (--ram), server.client_memory or `ordered` of a volume, or \
+                a smaller cache";
     let most = limit(true);
-    if wanted(config, opened, others) > most {
+    if needs.sum() > most {
         bail!("memory: {shown} are more than the {} available; {hint}", Size(most));
     }
     let shards = opened.superblock.shards.iter();
     let count = shards.len() as u64;
-    let parts = shards.flat_map(|&area| [index_bytes(area), ram / count]);
+    let parts = shards.flat_map(|&area| [index_bytes(area), needs.ram / count]);
+    let others = [needs.tables, needs.clients, needs.ordered, needs.dirty, needs.buffers];
     // Allocates everything at the same time, and frees it. The index grows later; should memory be
     // short then, it counts as full.
     let mut held = Vec::new();
-    for bytes in parts.chain([buffers.saturating_add(clients)]) {
+    for bytes in parts.chain(others) {
         let mut piece: Vec<u8> = Vec::new();
         let wanted = usize::try_from(bytes).unwrap_or(usize::MAX);
         if let Err(error) = piece.try_reserve_exact(wanted) {
@@ -121,6 +178,31 @@ fn of_group(line: &str, mounted: &Path) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// `ordered` was not counted: a server that had more of it than the machine has memory was
+    /// started, and killed while it served.
+    #[test]
+    fn a_server_needs_the_memory_of_its_ordered_volumes_and_of_all_its_clients() {
+        let needs = |ordered: &str, clients: &str| {
+            let text = format!(
+                "[cache]\npath = \"/c\"\n[memory]\nram = \"1GiB\"\n\
+                 [server]\nnbd = [\"unix:/s\"]\n{clients}\n\
+                 [[volume]]\nname = \"a\"\nprimary = \"/p/a\"\n{ordered}\n\
+                 [[volume]]\nname = \"b\"\nprimary = \"/p/b\"\n{ordered}\n"
+            );
+            let config = Config::parse(Path::new("a file"), &text).expect("it is valid");
+            Needs::of(&config, (64 << 30, 512 << 20), 64 << 20)
+        };
+        let plain = needs("", "");
+        assert_eq!(plain.sum(), (1024 + 512 + 128 + 256 + 16 + 64) << 20);
+        assert!(!plain.text().contains("ordered"), "{}", plain.text());
+        let ordered = needs("ordered = \"3GiB\"", "");
+        assert_eq!(ordered.sum() - plain.sum(), 6 << 30);
+        assert!(ordered.text().contains("6 GiB for ordered volumes"), "{}", ordered.text());
+        // 64 KiB for each, and one request that is larger than the rest.
+        let many = needs("", "client_memory = \"16MiB\"\nmax_clients = 900");
+        assert_eq!(many.clients, 900 * (64 << 10) + (32 << 20));
+    }
 
     /// Regression: the limits of version 1 were not known; a server that was too large for its
     /// group was killed while it served, instead of being refused.
