@@ -18,7 +18,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::middleware;
 use axum::response::IntoResponse;
-use axum::routing::get;
+use axum::routing::{MethodRouter, get};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -119,21 +119,29 @@ impl Drop for WebServer {
     }
 }
 
+/// Every path but those of the page's files.
+fn data() -> [(&'static str, MethodRouter<Shared>); 11] {
+    [
+        ("/v1/status", get(status)),
+        ("/v1/volumes/{name}", get(volume)),
+        ("/v1/statistics", get(statistics::statistics)),
+        ("/v1/clients", get(clients)),
+        ("/v1/events", get(events::events)),
+        ("/v1/events/stream", get(events::stream)),
+        ("/v1/stream", get(events::everything)),
+        ("/v1/jobs", get(jobs)),
+        ("/v1/jobs/{id}", get(job)),
+        ("/metrics", get(metrics)),
+        ("/openapi.json", get(description)),
+    ]
+}
+
 fn routes(shared: Shared, guard: Guard) -> axum::Router {
     let guard = Arc::new(guard);
     let open = page::routes();
-    let data = axum::Router::new()
-        .route("/v1/status", get(status))
-        .route("/v1/volumes/{name}", get(volume))
-        .route("/v1/statistics", get(statistics::statistics))
-        .route("/v1/clients", get(clients))
-        .route("/v1/events", get(events::events))
-        .route("/v1/events/stream", get(events::stream))
-        .route("/v1/stream", get(events::everything))
-        .route("/v1/jobs", get(jobs))
-        .route("/v1/jobs/{id}", get(job))
-        .route("/metrics", get(metrics))
-        .route("/openapi.json", get(description))
+    let data = data()
+        .into_iter()
+        .fold(axum::Router::new(), |router, (path, answer)| router.route(path, answer))
         .fallback(no_route)
         .layer(middleware::from_fn_with_state(Arc::clone(&guard), guard::token));
     open.merge(data)
@@ -144,18 +152,19 @@ fn routes(shared: Shared, guard: Guard) -> axum::Router {
 
 /// The OpenAPI description of what this listener answers.
 async fn description() -> Answer<impl IntoResponse> {
+    Ok(Json(described()?))
+}
+
+fn described() -> Answer<serde_json::Value> {
     let mut api = describe()?;
-    let served =
-        ["/v1/status", "/v1/volumes/{name}", "/v1/statistics", "/v1/jobs", "/v1/jobs/{id}"];
-    let served = [&served[..], &["/metrics", "/openapi.json", "/v1/stream"]].concat();
+    let served = data().map(|(path, _)| path);
     if let Some(paths) = api["paths"].as_object_mut() {
-        paths.retain(|path, _| served.contains(&path.as_str()) || path.starts_with("/v1/events"));
+        paths.retain(|path, _| served.contains(&path.as_str()));
         for item in paths.values_mut().filter_map(|item| item.as_object_mut()) {
             item.retain(|method, _| method == "get");
         }
-        paths.retain(|_, item| item.as_object().is_some_and(|item| !item.is_empty()));
     }
-    Ok(Json(api))
+    Ok(api)
 }
 
 /// Accepts connections until told to end.
@@ -212,6 +221,21 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+
+    /// The description omitted `/v1/clients`.
+    #[test]
+    fn every_path_is_described_and_nothing_but_get() {
+        let api = described().ok().expect("there is a description");
+        let paths = api["paths"].as_object().expect("it has paths");
+        for (path, _) in data() {
+            assert!(paths.contains_key(path), "{path}");
+        }
+        assert_eq!(paths.len(), data().len());
+        for (path, item) in paths {
+            let methods: Vec<_> = item.as_object().expect("an item").keys().collect();
+            assert_eq!(methods, ["get"], "{path}");
+        }
+    }
 
     /// Clients of a Unix socket that sent requests and took no answer kept all places.
     #[test]
