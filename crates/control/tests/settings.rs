@@ -178,7 +178,8 @@ fn changes_are_understood_or_refused_with_the_settings_that_can_be_changed() {
              (forebay apply FILE)"
         )
     );
-    for (volume, key) in [(Some("db"), "read_only"), (Some("db"), "ordered"), (None, "size")] {
+    let by_hand_over = ["read_only", "ordered", "name"].map(|key| (Some("db"), key));
+    for (volume, key) in by_hand_over.into_iter().chain([(None, "size")]) {
         assert!(refused(volume, key, "x").ends_with("and apply it (forebay apply FILE)"), "{key}");
     }
     assert!(refused(None, "state_dir", "/s").ends_with("change the configuration, and restart"));

@@ -52,7 +52,7 @@ fn configuration() -> Roff {
              shares 50%. ",
         ),
         bold("forebay set"),
-        roman(" changes the settings marked \"online\" while the server runs."),
+        roman(" changes the settings marked \"Changed: at once.\" while the server runs."),
     ]);
     for (name, section) in Section::NAMES {
         let heading =

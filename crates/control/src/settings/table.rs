@@ -110,16 +110,17 @@ pub static TABLE: &[Spec] = &[
     },
     Spec {
         online: Online::Cache(|config| Setting::IdleDestage(config.cache.idle_destage())),
-        more: "Databases pause for some seconds when their log is full; then more writes would \
-               make the next requests wait.",
+        more: "Reads that the cache serves do not count; each shard decides for itself. Databases \
+               pause for some seconds when their log is full; then more writes would make the next \
+               requests wait.",
         ..spec(
             Section::Cache,
             "idle_destage",
             Time(Range::ANY.or_zero("0s for never")),
             Value("5s"),
             Server(|config| &mut config.cache.idle_destage),
-            "After this long without client requests all dirty data is written to its primary; 0s \
-             is never",
+            "After this long without writes and misses of clients all dirty data is written to its \
+             primary; 0s is never",
         )
     },
     Spec {
@@ -421,7 +422,6 @@ pub static TABLE: &[Spec] = &[
     },
     // [[volume]]
     Spec {
-        online: Online::Restart,
         more: "At most 64 bytes.",
         ..spec(
             Section::Volume,
