@@ -13,11 +13,12 @@ fn line(row: &Statistic) -> String {
     let names: Vec<String> = row.fields().iter().map(|field| format!("`{field}`")).collect();
     let unit = row.unit.name();
     let kind = match row.kind {
-        Kind::Counter if row.by_volume => "by volume",
-        Kind::Counter => "",
-        Kind::Level => "level",
-        Kind::Greatest => "level, maximum",
+        Kind::Counter => None,
+        Kind::Level => Some("level"),
+        Kind::Greatest => Some("level, maximum"),
     };
+    let whose = row.by_volume.then_some("by volume");
+    let kind = kind.into_iter().chain(whose).collect::<Vec<_>>().join(", ");
     let metric = match row.shape {
         Shape::One => String::new(),
         Shape::Labeled { label, .. } => {

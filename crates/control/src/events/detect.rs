@@ -95,7 +95,7 @@ impl Detector {
                         "drain-failed",
                         Severity::Error,
                         format!("the drain {whose} failed: {why}"),
-                        "mend what it says, and drain again",
+                        "fix the problem, and drain again",
                     )
                 }
             };
@@ -122,7 +122,7 @@ impl Detector {
             UpgradeState::Failed => {
                 let why = upgrade.error.as_deref().unwrap_or("no reason is known");
                 let text = format!("{program} did not take over: {why}");
-                let remedy = "the program of before serves; mend what it says, and try again";
+                let remedy = "the previous program serves; fix the problem, and try again";
                 Some(News::new("upgrade-failed", Severity::Error, text, remedy))
             }
         }
@@ -311,8 +311,9 @@ fn of_volume(before: Option<&VolumeSnapshot>, now: &VolumeSnapshot, news: &mut V
         tell(
             "writes-failed",
             Severity::Error,
-            format!("{given_up} writes failed at the dirty limit as the primary was away"),
-            "bring the primary back, and check the clients",
+            format!("{given_up} writes failed because they waited longer than patience"),
+            "see `forebay status` and the log: a primary or the cache device is away, or the state \
+             directory cannot be written; fix that, and check the clients",
         );
     }
 }

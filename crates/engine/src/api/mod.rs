@@ -33,7 +33,7 @@ pub enum Bypass {
     Sequential,
     /// The volume's mode does not cache it.
     Mode,
-    /// The cache has failed or is being detached.
+    /// The cache has failed or is being detached, or has no room since a primary takes no blocks.
     Degraded,
     /// A rule of the administrator says so.
     Rule,

@@ -292,8 +292,8 @@ statistics! {
         Counter Requests bypasses of volume;
         /// Reads and writes that bypassed the cache, by reason.
         ///
-        /// `sequential`: a stream past its threshold. `mode`: the mode of the volume does not
-        /// cache it. `degraded`: the cache failed or is being detached.
+        /// `sequential`: a stream past its threshold. `mode`: of the volume. `degraded`: the cache
+        /// failed, or has no room since a primary takes no blocks. `rule`: one of `rules`.
         Counter Requests bypassed_by of volume: [u64; Bypass::COUNT] = BYPASSED;
         /// Blocks that reads took from RAM.
         Counter Blocks ram_hit_blocks of volume;
@@ -531,7 +531,11 @@ statistics! {
         Counter Requests cache_errors;
         /// Requests that failed on a primary.
         Counter Requests primary_errors;
-        /// Writes failed at the dirty limit as their primary was away for longer than `patience`.
+        /// Writes that failed because they waited longer than `patience`.
+        ///
+        /// For room, while a primary takes no blocks; or, after the cache device failed, for the
+        /// primary or for a record in the state directory. Those of an ordered volume wait for the
+        /// device, too.
         Counter Requests given_up_writes of volume;
         /// Requests that the cache device has not answered for longer than `patience`.
         Level Requests slow_cache_ios;

@@ -2,8 +2,8 @@
 //! enough for what is left of it.
 //!
 //! All that the log and the store write counts: clients' writes, admissions, moves, copies,
-//! invalidations, headers and footers. Not counted are superblocks, and writes that failed and were
-//! tried again.
+//! invalidations, headers and footers, and each repetition of a write that failed. Superblocks do
+//! not.
 
 use std::ops::Range;
 
