@@ -72,7 +72,7 @@ pub fn pool(status: &PoolStatus) -> String {
     }
     out += &ram(status);
     out += &format!(
-        "at risk  {} not on the primaries yet, limit {}; the oldest waits {:.1} s of {:.0} s\n",
+        "at risk  {} not on the primaries yet, limit {}; the oldest waits {:.1} s of {} s\n",
         Size(cache.dirty_bytes),
         Size(cache.dirty_limit_bytes),
         cache.oldest_dirty_seconds,

@@ -431,6 +431,8 @@ fn status_tells_what_the_pool_knows() {
     without.cache.full_hit_percent = None;
     let text_of = forebay_control::text::pool;
     assert!(text_of(&without).contains("all reads bypassed it"), "{}", text_of(&without));
+    without.cache.write_cache_depth_seconds = 0.5;
+    assert!(text_of(&without).contains(" s of 0.5 s\n"), "{}", text_of(&without));
     without.volumes.iter_mut().for_each(|volume| volume.reads.bypasses = 0);
     assert!(text_of(&without).contains("no reads yet"), "{}", text_of(&without));
     let wrong: Vec<&str> = text.lines().skip(1).take(2).collect();

@@ -113,7 +113,7 @@ fn risk_lines(cache: &CacheStatus, all: &StatisticsStatus) -> Vec<Line<'static>>
         Span::raw("at risk  "),
         Span::styled(bar, style),
         Span::raw(format!(
-            "  {} of {}; oldest {:.1} s of {:.0} s",
+            "  {} of {}; oldest {:.1} s of {} s",
             Size(dirty),
             Size(limit),
             cache.oldest_dirty_seconds,
