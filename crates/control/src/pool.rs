@@ -40,7 +40,7 @@ pub trait PoolControl: Send + Sync + 'static {
     /// lost.
     ///
     /// # Errors
-    /// As for [`PoolControl::set`]; and when the change does not fit the pins of before.
+    /// As for [`PoolControl::set`]; and when the change does not fit the previous pins.
     fn pin(&self, volume: &str, edit: &PinEdit) -> Result<(), ControlError>;
 
     /// Brings a configuration into force, now and at later starts; nothing if this is a `dry_run`.

@@ -53,7 +53,7 @@ pub enum Command {
         forebay setup --primary /dev/sdb --cache /dev/nvme0n1 --mount /srv/db --yes\n  \
         forebay setup --primary /srv/vm.img --cache /ssd/cache.img,size=20GiB --ram 2GiB --yes")]
     Setup(Box<SetupArgs>),
-    /// Show what is wrong or unwise on this host, and the line that mends it
+    /// Show what is wrong or unwise on this host, and how to fix it
     ///
     /// Reads only. The exit code is 1 if something is wrong, and 0 if nothing is, or if something
     /// is only unwise.

@@ -40,7 +40,7 @@ fn another_disk_behind_the_same_address_is_neither_read_nor_written() {
 
     drop(right);
     let wrong = san("wrong.img");
-    server.log("is not that of before");
+    server.log("is not what it was");
     let mut found = vec![0; 64 << 10];
     nbd.read(8 * MIB, &mut found).expect_err("only the primary has it");
     nbd.read(MIB, &mut found).expect("it is cached");

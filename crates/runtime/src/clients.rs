@@ -246,7 +246,7 @@ impl Clients {
         for LeftClient { socket, input: received, agreed, unix, peer } in left {
             let way = if unix { Way::Unix } else { Way::Tcp };
             let Some((thread, seat)) = self.places.take_over(way) else {
-                tracing::warn!(peer, "there is no place for a client of the server before");
+                tracing::warn!(peer, "there is no place for a client of the previous server");
                 continue;
             };
             let factory = Arc::clone(factory);

@@ -88,7 +88,7 @@ pub struct Applied {
 /// A volume that comes, goes, or becomes another one.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct VolumeShift {
-    /// Its name in the given configuration, or that of before if it goes.
+    /// Its name in the given configuration, or the previous one if it goes.
     pub volume: String,
     /// `added`, `removed`, `renamed` or `grown`.
     pub change: String,

@@ -90,7 +90,7 @@ struct Stored {
 }
 
 impl EventLog {
-    /// The events that `store` has; a damaged store is reported as an event, and begun anew. Starts
+    /// The events that `store` has; a damaged store is reported as an event, and replaced. Starts
     /// the thread that stores them and tells `consumers`.
     ///
     /// # Errors
@@ -110,8 +110,8 @@ impl EventLog {
         let (updates, _) = broadcast::channel(BEHIND_MAX);
         let log = Arc::new(Self { state: Mutex::new(state), changed: Condvar::new(), updates });
         if let Some(error) = damage {
-            tracing::warn!(%error, "the events of before cannot be read; they begin anew");
-            let text = format!("the events of before cannot be read: {error}");
+            tracing::warn!(%error, "the previous events cannot be read; a new list begins");
+            let text = format!("the previous events cannot be read: {error}");
             log.tell(News::new("events-lost", Severity::Warning, text, ""));
         }
         let kept = Arc::downgrade(&log);

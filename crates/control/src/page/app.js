@@ -356,7 +356,7 @@ function draw(name, data, { series, max, log }) {
   chart.setData(data);
 }
 
-/** Draws the charts anew: the colors or the volume have changed. */
+/** Draws the charts again: the colors or the volume have changed. */
 function redraw() {
   for (const chart of Object.values(state.charts)) chart.destroy();
   state.charts = {};

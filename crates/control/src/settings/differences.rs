@@ -288,7 +288,7 @@ mod tests {
         let all = Differences::between(&now, &new);
         assert_eq!(all.volumes[0].change, VolumeChange::Added);
         assert_eq!((all.before("a"), all.before("c")), (None, Some("a")));
-        // No other volume has the primary of before: this one has another primary.
+        // No other volume has the previous primary: this one has another primary.
         let new = config("", &[("a", "primary = \"/p/c\""), ("b", "")]);
         assert_eq!(changes(&now, &new), []);
     }

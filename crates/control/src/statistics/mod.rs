@@ -1,5 +1,5 @@
 //! Statistics over the last minutes, hours, and the day: the difference between the counters now
-//! and in a snapshot of before. The shards only count; snapshots are kept here.
+//! and in an earlier snapshot. The shards only count; snapshots are kept here.
 
 mod history;
 mod sample;

@@ -1,4 +1,4 @@
-//! Whether the export behind a new connection is the one of before: places whose content is on
+//! Whether the export behind a new connection is the previous one: places whose content is on
 //! record are read before the connection is used. Another export of the same size at the same
 //! address would otherwise be mixed with the one that is cached.
 
@@ -44,8 +44,8 @@ pub(super) fn recognize(
         let place = &places[usize::try_from(tag.0).expect("tags are those given")];
         if result.is_ok() && crc32c(&buf) != place.sum && record.has(place) {
             let reason = format!(
-                "is not used: its content at {} is not that of before. Another export is at this \
-                 address, or somebody else has changed it. Bring the export of before back; or \
+                "is not used: its content at {} is not what it was. Another export is at this \
+                 address, or somebody else has changed it. Bring the previous export back; or \
                  start again, and see what the start says",
                 place.range.offset
             );

@@ -129,7 +129,7 @@ fn another_export_at_the_same_address_is_not_used() {
         thread::sleep(Duration::from_millis(20));
     }
     let why = device.open_queue(&bench.ring).map(drop).unwrap_err().to_string();
-    assert!(why.contains("is not that of before"), "{why}");
+    assert!(why.contains("is not what it was"), "{why}");
     serve(0);
     let until = Wall::now() + Duration::from_secs(10);
     while bench.read(4096, 512).is_err() {

@@ -54,7 +54,7 @@ pub fn run(args: &ApplyArgs) -> anyhow::Result<()> {
     };
     match error {
         Some(error) if upgrade::serves(&client) => {
-            bail!("{error}; the server serves on with the configuration of before")
+            bail!("{error}; the server serves on with its previous configuration")
         }
         Some(error) => bail!("{error}"),
         None if args.json => Ok(()),

@@ -48,7 +48,7 @@ pub fn run(args: &UpgradeArgs) -> anyhow::Result<()> {
     let UpgradeStatus { program, pause_seconds, error, .. } = ended;
     match error {
         Some(error) if serves(&client) => {
-            bail!("{program}: {error}; the program before it serves on")
+            bail!("{program}: {error}; the previous program serves on")
         }
         Some(error) => bail!("{program}: {error}"),
         None if args.json => Ok(()),

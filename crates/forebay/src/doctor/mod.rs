@@ -1,5 +1,5 @@
-//! `forebay doctor`: problems of this host, each with the line that mends it. Reads only. A check
-//! is a function of the facts; `checks.rs` has those of the host, `config.rs` those of a
+//! `forebay doctor`: problems of this host, each with a line that says how to fix it. Reads only. A
+//! check is a function of the facts; `checks.rs` has those of the host, `config.rs` those of a
 //! configuration.
 
 mod checks;
@@ -50,7 +50,7 @@ struct Finding {
     check: &'static str,
     /// The problem, with the value.
     what: String,
-    /// The line that mends it.
+    /// How to fix it, in one line.
     remedy: String,
 }
 

@@ -22,12 +22,12 @@ const TOPICS: [(&str, &str); 8] = [
 pub const AFTER: &str = "Topics: first, modes, sizes, rules, devices, crash, upgrade, \
 monitoring (forebay help TOPIC)
 
-Exit codes: 0 success; 1 failure, or `doctor` or `check` found something; 2 wrong usage
+Exit codes: 0 success; 1 failure, or something is wrong (`doctor`, `check`); 2 wrong usage
 
 Environment:
   FOREBAY_CONTROL    path of the control socket
   FOREBAY_LOG        what `serve` logs: error, warn, info, debug, trace [default: info]
-  FOREBAY_NO_KEEPER  1: `serve` starts no keeper
+  FOREBAY_NO_KEEPER  any value: `serve` starts no keeper
   FOREBAY_BINARY     the program that the benchmarks start";
 
 /// Arguments of `forebay help`.

@@ -35,7 +35,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "NAME")]
     pub forget_volume: Vec<String>,
     /// Do not start a keeper, which starts the server again if it dies, without an error for its
-    /// clients. FOREBAY_NO_KEEPER=1 in the environment does the same
+    /// clients. FOREBAY_NO_KEEPER in the environment, with any value, does
+    /// the same
     #[arg(long)]
     pub no_keeper: bool,
     /// There is a keeper, at the other end of standard input

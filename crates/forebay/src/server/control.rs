@@ -179,7 +179,7 @@ impl Running {
             let (bytes, ranges) = list.of_volume(&volume.name, volume.size);
             if bytes > 0 && volume.mode.admits_reads() {
                 let (volume, bytes_shown) = (&volume.name, Size(bytes));
-                tracing::info!(volume, bytes = %bytes_shown, "blocks of the cache before return");
+                tracing::info!(volume, bytes = %bytes_shown, "blocks of the previous cache return");
                 let all = (bytes, Box::new(ranges) as Ranges);
                 let begun = Prefetch::start(&self.pool, Endpoint(place), all, None);
                 prefetches[place] = Some(begun);

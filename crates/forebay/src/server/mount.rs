@@ -230,7 +230,7 @@ pub fn prepare(place: &Path, kept: &mut Kept) -> anyhow::Result<Prepared> {
     let note: Note = serde_json::from_str(&note).context("the mount that the keeper holds")?;
     // This asks no server, but the kernel's list.
     if mounts::at(&note.place)?.is_none_or(|entry| entry.kind != KIND) {
-        tracing::warn!("{} was unmounted while it was served: mounting anew", place.display());
+        tracing::warn!("{} was unmounted while it was served: mounting it again", place.display());
         return Ok(Prepared::Empty(empty(place)?));
     }
     if note.request_bytes != REQUEST_BYTES {

@@ -252,7 +252,7 @@ impl Reconfiguration {
             differences.volumes.iter().any(removed)
         };
         let new_cache = matches!(way, Way::NewCache);
-        // The server of before could not serve what clients have written to a volume that it does
+        // The previous server could not serve what clients have written to a volume that it does
         // not know, or to a cache; and a primary that was released may be in other use.
         let stays = new_cache || !differences.volumes.is_empty();
         let leaving: Vec<Leaving> = all
@@ -323,7 +323,7 @@ impl Reconfiguration {
         }
         if applying.new_cache {
             // The drain may take hours. If the server ends meanwhile, the next one finds this file
-            // and the cache of before, and serves that.
+            // and the previous cache, and serves that.
             applying.store(&self.state).map_err(|error| error.to_string())?;
         }
         self.drained(id, leaving)?;

@@ -388,7 +388,7 @@ impl Serving {
             mount.keep();
         }
         if !clients.is_empty() {
-            tracing::info!(count = clients.len(), "clients of the server before");
+            tracing::info!(count = clients.len(), "clients of the previous server");
             self.pool.adopt(clients, door);
         }
         Ok(())

@@ -222,8 +222,8 @@ pub fn open(
             );
         }
         tracing::warn!(
-            "the server before ended while it applied this configuration, and the cache may still \
-             be the one before: apply it once more"
+            "the previous server ended while it applied this configuration, and the cache may \
+             still be the previous one: apply it once more"
         );
     }
     opened.notes.iter().for_each(|note| tracing::warn!("{note}"));
@@ -506,9 +506,10 @@ impl Cache {
 }
 
 /// The remedy if a start after an interrupted hand-over to a new cache is refused.
-const INTERRUPTED: &str = "the server before ended while it applied this configuration: start with \
-                           the one before, which is the last configuration-*.toml in the state \
-                           directory, and apply this one once more";
+const INTERRUPTED: &str = "the previous server ended while it applied this configuration: start \
+                           with the previous configuration, which is the last \
+                           configuration-*.toml in the state directory, and apply this one once \
+                           more";
 
 /// The remedy if the witness of the cache cannot be read.
 const BAD_WITNESS: &str = "the witness, which tells whether the cache is out of date, cannot be \

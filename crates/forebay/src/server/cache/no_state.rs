@@ -58,12 +58,12 @@ pub fn missing(newest: &Superblock, witness: &Witness) -> Vec<News> {
         let text = "the state directory has no record of this cache: an older copy of it, and \
                     changes of the primaries by another cache, are not noticed"
             .to_owned();
-        let remedy = "if this is not the directory of before, or its file system is not mounted, \
+        let remedy = "if this is not the previous directory, or its file system is not mounted, \
                       stop the server and start it with that one";
         news.push(News::new("state-lost", Severity::Warning, text, remedy));
     }
     if has_old_samples(newest, witness.state()) {
-        let text = "the samples of the primaries are of before the last use of the cache, since \
+        let text = "the samples of the primaries are older than the last use of the cache, since \
                     the state directory could not be written then, and were not compared"
             .to_owned();
         let remedy = "if a primary may have been changed without the cache, check its content";

@@ -3,7 +3,7 @@
 //!
 //! The mark is a random number that the kernel keeps with the device. So a server knows its devices
 //! by their marks, whatever their numbers are, and never touches a device of another program. The
-//! record names the primary, since the volume may be renamed and the cache be made anew.
+//! record names the primary, since the volume may be renamed and the cache be made again.
 
 use std::io;
 

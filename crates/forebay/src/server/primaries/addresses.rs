@@ -91,7 +91,7 @@ impl Addresses {
             None => Ok(Some(record)),
             Some(known) => bail!(
                 "volume {name}: its primary {uri} is absent, and the cache has served {known} \
-                 under this name; start again when {uri} is present, or name the primary of before"
+                 under this name; start again when {uri} is present, or name the previous primary"
             ),
         }
     }

@@ -75,7 +75,7 @@ impl Store {
                 tracing::error!(
                     %error,
                     "the samples of the primaries are out of date, and so they stay ({why:#}); \
-                     mend the state directory before the next start, or use --accept-primary then"
+                     repair the state directory before the next start, or use --accept-primary then"
                 );
                 false
             }
