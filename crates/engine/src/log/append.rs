@@ -206,6 +206,7 @@ impl Log {
             };
             let mut meta = cx.policy.inserted(touch);
             let moves = matches!(item.payload, Payload::Stored(_));
+            let is_copied = matches!(item.payload, Payload::Stored(at) if at.is_new);
             let dirties = matches!(item.expect, Expect::Dirties(_));
             if !item.expect.is_again() {
                 cx.policy.entered();
@@ -230,6 +231,8 @@ impl Log {
                     // A clean block that was made dirty does not leave.
                     Some(now)
                         if now.is_same_version(&place)
+                            // The old page of a copy was not held: it may have other bytes.
+                            && (!is_copied || now.crc == place.crc)
                             && (item.kind != EntryKind::Invalidate || now.dirty <= place.dirty) =>
                     {
                         meta = if moves { now.meta } else { cx.policy.copied(now.meta) };

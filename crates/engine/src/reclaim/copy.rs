@@ -218,9 +218,7 @@ impl Reclaim {
             let Some(job) = self.job_mut().filter(|job| job.seeking < REBASES_MAX) else { return };
             let Some(mut copy) = job.to_copy.pop_front() else { return };
             let Copied { key, place, .. } = copy;
-            let now = cache.contents.get(key);
-            let same = |now: &Place| now.segment == place.segment && now.offset == place.offset;
-            let Some(now) = now.filter(same) else {
+            let Some(now) = place_of(cache, &copy) else {
                 job.bytes -= copy.bytes.len();
                 continue;
             };
@@ -286,11 +284,8 @@ impl Reclaim {
             has_payload && span < UNIT_BLOCKS
         }) {
             (lowest, highest) = (lowest.min(copy.key.0), highest.max(copy.key.0));
-            let now = cache.contents.get(copy.key);
-            let same =
-                |now: &Place| (now.segment, now.offset) == (copy.place.segment, copy.place.offset);
             let twice = copies.iter().any(|(other, _)| other.key == copy.key);
-            match now.filter(same).filter(|_| !twice) {
+            match place_of(cache, &copy).filter(|_| !twice) {
                 Some(now) => copies.push((copy, now)),
                 None => job.bytes -= copy.bytes.len(),
             }
@@ -339,9 +334,20 @@ impl Reclaim {
     }
 }
 
+/// The current place of the block of a copy, unless it is another version now. A place in the store
+/// may have been used for the same block again.
+fn place_of(cache: &Cache, copy: &Copied) -> Option<Place> {
+    let read = &copy.place;
+    let in_store = cache.contents.is_in_store(read);
+    cache.contents.get(copy.key).filter(|now| {
+        (now.segment, now.offset) == (read.segment, read.offset)
+            && (!in_store || (now.kind, now.crc) == (read.kind, read.crc))
+    })
+}
+
 /// Number of retries of a failed read of the oldest segment, and half the first pause; pauses
 /// double.
-const READ_TRIES: u32 = 8;
+pub(super) const READ_TRIES: u32 = 8;
 pub(super) const READ_PAUSE: Duration = Duration::from_millis(10);
 /// Unneeded bytes that are read in order to avoid a second read.
 const COPY_GAP: u32 = 16 << 10;

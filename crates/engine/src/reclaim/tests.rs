@@ -697,6 +697,26 @@ fn what_should_move_along_stays_in_its_place_if_the_store_is_full() {
     assert_eq!(cache.stats.evicted_blocks, 0);
 }
 
+/// The copy waits for room without holding its page, and another version may get the same one:
+/// found by reading, 2026-11-30.
+#[test]
+fn what_should_move_along_and_came_to_its_place_again_is_not_moved() {
+    for (kind, len, crc) in [(RAW, BLOCK_SIZE as u16, 7), (EntryKind::Zstd, 1000, 7)] {
+        let mut bed = named();
+        let (mut job, item) = moved_along(&bed);
+        job.take(Copied::new(item.key, item.place, content(4)));
+        bed.rooms.forget(4);
+        let newer = Place { kind, len, crc, ..item.place };
+        let Bed { rooms, reclaim } = &mut bed;
+        let Rooms { cache, fx, .. } = rooms;
+        cache.contents.place_unnamed(cache.now, key(4), newer, &mut cache.ram);
+        reclaim.enter(&mut cache.log, State::Copying(job));
+        reclaim.pump_copies(cache, fx);
+        assert!(fx.ios.is_empty() && reclaim.job().is_some_and(|job| job.bytes == 0), "{kind:?}");
+        assert_eq!(cache.contents.get(key(4)), Some(newer));
+    }
+}
+
 #[test]
 fn an_old_entry_names_no_block_that_came_to_its_place_again() {
     let mut bed = named();

@@ -267,6 +267,26 @@ fn a_block_that_was_written_meanwhile_does_not_enter_the_store() {
     assert_eq!(rooms.contents.check(), Ok(()));
 }
 
+/// Nothing holds the old page while a unit is written and flushed: found by reading, 2026-11-30.
+#[test]
+fn a_block_that_came_to_its_place_again_meanwhile_does_not_enter_the_store() {
+    let mut rooms = rooms();
+    rooms.clean([9]);
+    rooms.stored(&[9]);
+    let unit = rooms.move_out(&[9]);
+    let place = rooms.place(9);
+    rooms.forget(9);
+    let newer = Place { crc: !place.crc, ..place };
+    let Rooms { cache, .. } = &mut rooms;
+    cache.contents.place_unnamed(cache.now, key(9), newer, &mut cache.ram);
+    rooms.unit_done(unit);
+    rooms.flush_units();
+    rooms.pump();
+    assert!(rooms.said().is_empty());
+    assert_eq!(rooms.place(9), newer);
+    assert_eq!(rooms.contents.check(), Ok(()));
+}
+
 #[test]
 fn a_slot_is_free_when_the_record_that_frees_it_is_durable() {
     let mut rooms = rooms();
