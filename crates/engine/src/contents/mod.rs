@@ -550,7 +550,7 @@ impl Contents {
     fn count_out(&mut self, key: Key, place: &Place) {
         match self.is_applying() {
             true => self.pages.end_place(place),
-            false => self.pages.release_place(place),
+            false => self.pages.leave_place(place),
         }
         self.segments[place.segment as usize].live -= 1;
         self.count_dirty(place.segment, key.volume(), place.dirty, false);

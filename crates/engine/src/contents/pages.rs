@@ -4,8 +4,9 @@
 //! be durable before the page is written again. Otherwise a crash could bring back a block whose
 //! payload has been overwritten. Until then the page is *freed*, which counts as a use.
 //!
-//! While old entries of the log are loaded, a page may be freed although another block is there. If
-//! that block leaves later, the page is freed once more, since a later record says so.
+//! While old entries of the log are loaded, a page is freed by each block that leaves it, although
+//! another one is there. That one may leave earlier, as a durable entry says, or by a later record,
+//! which frees the page once more.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -244,11 +245,9 @@ impl Pages {
     /// Ends a use of each page.
     pub fn release(&mut self, pages: Range<u32>) {
         for page in pages {
-            let is_freed =
-                self.of_page[page as usize].uses() == 1 || self.freed_in_use.contains_key(&page);
-            match is_freed {
-                true => self.set_freed(page),
-                false => _ = self.end_use(page),
+            match self.of_page[page as usize].uses() {
+                1 => self.set_freed(page),
+                _ => _ = self.end_use(page),
             }
         }
     }
@@ -280,6 +279,21 @@ impl Pages {
     pub fn release_place(&mut self, place: &Place) {
         if self.has(place) {
             self.release(self.of(place));
+        }
+    }
+
+    /// Ends [`Pages::hold_place`] of a block that the record being built takes from there. As long
+    /// as other uses may end before that record is durable, the page counts as freed although this
+    /// use was not the last.
+    pub fn leave_place(&mut self, place: &Place) {
+        if !self.has(place) {
+            return;
+        }
+        for page in self.of(place) {
+            match self.is_loading || self.freed_in_use.contains_key(&page) {
+                true => self.set_freed(page),
+                false => self.release(page..page + 1),
+            }
         }
     }
 

@@ -360,3 +360,47 @@ fn giving_up_does_not_walk_the_counts_of_dirty_blocks_by_volume() {
     }
     assert_eq!(contents.check(), Ok(()));
 }
+
+/// A crash before the rewrite is durable brings the older version back, so another block must not
+/// get its page: found by reading, 2026-11-30.
+#[test]
+fn the_page_of_two_blocks_is_free_when_the_record_that_moves_the_first_is_durable() {
+    let (mut contents, mut ram) = (Contents::new(100, 8, 1), Ram::new(0, false));
+    contents.add_store(1, 16);
+    contents.begin_segment(1, SegmentSeq(1));
+    let place = |segment, offset| {
+        let kind = EntryKind::Zstd;
+        Place { segment, offset, len: 1000, kind, crc: 0, dirty: false, meta: 0 }
+    };
+    let mut put = |contents: &mut Contents, key, place| {
+        contents.place(Instant(1), key, place, None, false, &mut ram);
+    };
+    contents.begin_loading(LargeMap::default());
+    contents.set_applying(true);
+    put(&mut contents, Key(1), place(8, 0));
+    put(&mut contents, Key(2), place(8, 1000));
+    contents.set_applying(false);
+    put(&mut contents, Key(1), place(1, 0));
+    contents.set_applying(true);
+    put(&mut contents, Key(2), place(1, 1000));
+    contents.set_applying(false);
+    contents.end_loading();
+    assert_eq!((contents.pages().uses(0), contents.pages().take_freed()), (1, vec![0]));
+    assert!(contents.pages().end_freed(0), "the record is durable");
+    // From then on the page is as any other.
+    contents.pages().hold(0..1);
+    put(&mut contents, Key(3), place(8, 0));
+    put(&mut contents, Key(3), place(1, 2000));
+    assert_eq!((contents.pages().uses(0), contents.pages().freed()), (1, 0));
+}
+
+/// A read during loading frees nothing that no record has freed: nothing might end that.
+#[test]
+fn a_read_does_not_free_the_page_of_a_block() {
+    let mut pages = Pages::new(8, 1, 16);
+    pages.set_loading(true);
+    pages.hold(0..2);
+    pages.hold(0..1);
+    pages.release(0..1);
+    assert_eq!((pages.uses(0), pages.freed()), (1, 0));
+}

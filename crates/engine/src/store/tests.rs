@@ -255,7 +255,7 @@ fn a_page_that_is_used_while_it_is_freed_is_freed_once_more() {
     pages.end_place(&place(3));
     pages.set_loading(false);
     assert_eq!(pages.take_freed(), [3, 4]);
-    pages.release_place(&place(4));
+    pages.leave_place(&place(4));
     assert_eq!(pages.take_freed(), [4]);
     assert!(pages.end_freed(3) && !pages.end_freed(4));
     assert_eq!((pages.uses(3), pages.uses(4)), (0, 1));
