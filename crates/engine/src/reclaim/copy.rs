@@ -140,8 +140,12 @@ impl Reclaim {
     }
 
     /// Handles a failed read. It is retried for some seconds; then the device counts as failed,
-    /// since a log that cannot be reclaimed cannot be written.
+    /// since a log that cannot be reclaimed cannot be written. Reads in flight that fail together
+    /// count once.
     fn pause(&mut self, cache: &mut Cache) {
+        if self.retry_at > cache.now {
+            return;
+        }
         self.failures += 1;
         if self.failures > READ_TRIES {
             return cache.out.note(Note::CacheFailed);

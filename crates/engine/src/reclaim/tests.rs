@@ -9,6 +9,7 @@ use forebay_format::{
 };
 use forebay_policy::{Candidate, EvictionPolicy, Touch};
 
+use super::copy::READ_TRIES;
 use super::name::NAME_PATIENCE;
 use super::*;
 use crate::api::{ContentLocality, Health, Part, Target};
@@ -442,6 +443,38 @@ fn a_block_whose_base_lies_in_the_segment_is_written_whole() {
     assert_eq!(bed.rooms.devices.cache[at..at + BLOCK_SIZE], newer);
     bed.pump();
     assert_eq!(bed.rooms.log.segment(1).state, SegmentState::Freeing);
+}
+
+/// Found by reading, 2026-11-30: the device was given up before any read had been tried again.
+#[test]
+fn reads_of_bases_that_fail_together_are_one_failed_try() {
+    let mut rooms = Rooms::new(32);
+    rooms.config.content = ContentLocality::Rewrite;
+    let blocks = 1..=u64::from(READ_TRIES) + 1;
+    for changed in [0, 1] {
+        for block in blocks.clone() {
+            let Rooms { cache, fx, .. } = &mut rooms;
+            let mut bytes = content(block);
+            bytes[100] ^= changed;
+            assert!(cache.push_written(fx, key(block), &bytes));
+            cache.ram.put(key(block), &bytes, Standing::Doubled);
+        }
+        rooms.log_record();
+    }
+    rooms.cache.ram = crate::ram::Ram::new(0, false);
+    rooms.fill_to(3);
+    let mut bed = Bed::on(rooms);
+    let footer = bed.read();
+    bed.end(footer, Ok(()));
+    bed.pump();
+    let reads = bed.rooms.sent();
+    assert_eq!(reads.len() as u64, 2 * blocks.end(), "of bases and deltas");
+    reads.into_iter().for_each(|read| bed.end(read, Err(ErrorKind::Media.into())));
+    assert!(!bed.has_failed());
+    assert_eq!(bed.reclaim.retry_at(), bed.rooms.now + READ_PAUSE * 2);
+    bed.wait(READ_PAUSE * 2);
+    bed.pump();
+    assert_eq!(bed.rooms.sent().len() as u64, 2 * blocks.end(), "all are tried again");
 }
 
 #[test]
