@@ -62,10 +62,10 @@ impl Cache {
                 let Some(unit) = goes_on.then(|| self.victim(len)).flatten() else { break };
                 evicted = true;
                 let leaving = self.contents.pages().unit_of(&unit[0].1);
-                self.store.note_leaving(leaving.len() as u64);
                 if !self.push_eviction(unit, fx) {
                     return;
                 }
+                self.store.note_leaving(leaving.len() as u64);
             }
         }
         // What was freed since the last record waits for the next one, and there may be none.
@@ -84,12 +84,12 @@ impl Cache {
 
     /// Says in the log that blocks leave the cache. Returns false if there is no room now.
     pub(super) fn push_eviction(&mut self, unit: Vec<(Key, Place)>, fx: &mut Effects) -> bool {
-        self.stats.evicted_blocks += unit.len() as u64;
         for (key, place) in unit {
             let (kind, expect) = (EntryKind::Invalidate, Expect::At(place));
             if !self.push_bare(fx, key, 1, kind, false, expect) {
                 return false;
             }
+            self.stats.evicted_blocks += 1;
             self.log.raise_barrier();
             self.shares.note_leaving(key.volume());
         }

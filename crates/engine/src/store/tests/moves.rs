@@ -3,12 +3,14 @@
 
 use forebay_block::{BlockRange, ByteRange, Io, IoOp};
 use forebay_codec::crc32c;
-use forebay_format::{EntryKind, Lsn, PAGE, decode_record};
+use forebay_format::{ENTRY_CELLS, EntryKind, Lsn, PAGE, RECORD_CELLS_MAX, decode_record};
 use forebay_policy::{LastTouch, Touch};
 
 use crate::api::{Eviction, ShardConfig, Target};
 use crate::contents::{Place, Stored};
 use crate::form::Copied;
+use crate::limits::RECORDS_IN_FLIGHT_MAX;
+use crate::log::builder::Expect;
 use crate::log::read::{Near, Reader, SegmentRead};
 use crate::testing::rooms::{BLOCK, Rooms, content, key};
 use crate::testing::{Devices, SEGMENT, VOLUME, config};
@@ -346,6 +348,32 @@ fn a_store_with_few_free_slots_evicts_a_clean_unit_and_says_so_first() {
     rooms.pump();
     assert_eq!(rooms.store.used_pages(), dirty);
     assert_eq!(rooms.contents.check(), Ok(()));
+}
+
+#[test]
+fn what_finds_no_room_in_the_log_does_not_count_as_evicted() {
+    let mut rooms = rooms();
+    rooms.fill_with_dirty(4);
+    rooms.clean([5, 6, 7, 8]);
+    rooms.stored(&[5, 6, 7, 8]);
+    let bare = |rooms: &mut Rooms| {
+        let Rooms { cache, fx, .. } = rooms;
+        cache.push_bare(fx, key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
+    };
+    for _ in 0..RECORDS_IN_FLIGHT_MAX {
+        bare(&mut rooms);
+        let Rooms { cache, fx, .. } = &mut rooms;
+        assert!(cache.close_record(fx), "there is room");
+    }
+    // Of the entries of this record, three more fit.
+    while rooms.log.builder().cells() + 4 * ENTRY_CELLS <= RECORD_CELLS_MAX {
+        bare(&mut rooms);
+    }
+    let next = rooms.log.next_lsn();
+    while rooms.log.barrier() != next {
+        rooms.pump();
+    }
+    assert_eq!((rooms.counters().evicted_blocks, rooms.store.coming()), (3, 0));
 }
 
 #[test]
