@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_block::{ErrorKind, Instant, IoError};
+use forebay_block::{BLOCK_SIZE, ErrorKind, Instant, IoError};
 use forebay_policy::ReadAround;
 
 use crate::api::VolumeConfig;
@@ -142,6 +142,11 @@ impl Volume {
 const HANGS_AFTER: Duration = Duration::from_secs(5);
 
 impl Volume {
+    /// The number of its blocks, the last of which may be short.
+    pub fn blocks(&self) -> u64 {
+        self.config.size.div_ceil(BLOCK_SIZE as u64)
+    }
+
     /// Takes the write that has been held back longest, and counts the time.
     pub fn take_held(&mut self, now: Instant) -> Option<Id> {
         let held = self.flow.pop_held()?;

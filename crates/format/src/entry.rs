@@ -7,7 +7,7 @@
 //! other's payload in the same way, in addition to its own. A block in the store has its payload
 //! outside of the log: its entry refers to it by the number of its extent.
 
-use forebay_block::{BLOCK_SIZE, VolumeId};
+use forebay_block::{BLOCK_SIZE, STRIPE_BLOCKS, VolumeId};
 
 use crate::PAGE;
 use crate::bytes::{Reader, Writer};
@@ -17,6 +17,8 @@ use crate::error::{FormatError, ensure_eq, ensure_max, ensure_min};
 pub const ENTRY_BYTES: usize = 24;
 /// Maximum number of blocks of a volume: a block number has 40 bits.
 pub const VOLUME_BLOCKS_MAX: u64 = 1 << 40;
+/// Maximum number of blocks that an entry covers: a request lies in one stripe.
+pub const ENTRY_BLOCKS_MAX: u64 = STRIPE_BLOCKS;
 /// Alignment of compressed payloads, in bytes.
 pub(crate) const PACKED_ALIGN: u32 = 8;
 
@@ -279,10 +281,11 @@ impl Entry {
         let needs_base = u64::from(self.kind == EntryKind::Similar);
         ensure_eq("base of a similar block", at + 7, u64::from(self.base.is_some()), needs_base)?;
         self.base.map_or(Ok(()), |base| base.check(at))?;
-        match self.kind {
-            EntryKind::Zero | EntryKind::Invalidate => Ok(()),
-            _ => ensure_max("blocks covered", at + 14, count, 1),
-        }
+        let most = match self.kind {
+            EntryKind::Zero | EntryKind::Invalidate => ENTRY_BLOCKS_MAX,
+            _ => 1,
+        };
+        ensure_max("blocks covered", at + 14, count, most)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::error::{FormatError, ensure_eq, ensure_max, ensure_min};
 use crate::table::{
     CELL_BYTES, ENTRY_CELLS, Entries, EntryTable, TablePosition, firsts_of, version_of,
 };
-use crate::{Lsn, PAGE, SEGMENT_SIZE_MAX, SegmentSeq};
+use crate::{Lsn, NUMBER_MAX, PAGE, SEGMENT_SIZE_MAX, SegmentSeq};
 
 /// Length of the trailer at the end of the segment's last page, in bytes.
 pub const FOOTER_TRAILER_BYTES: usize = 128;
@@ -240,8 +240,9 @@ fn check(f: &Footer, count: usize, cells: usize) -> Result<(), FormatError> {
     let (first, last) = (f.first_lsn.0, f.last_lsn.0);
     ensure_min("first LSN", 40, first, 1)?;
     ensure_min("last LSN", 48, last, first - 1)?;
-    ensure_max("last LSN", 48, last, u64::MAX - 1)?;
-    ensure_max("segment number", 32, f.seq.0, u64::MAX - 1)?;
+    ensure_max("last LSN", 48, last, NUMBER_MAX)?;
+    ensure_min("segment number", 32, f.seq.0, 1)?;
+    ensure_max("segment number", 32, f.seq.0, NUMBER_MAX)?;
     ensure_max("oldest live segment", 56, f.start.0, f.seq.0)?;
     ensure_min("entries of a footer", COUNT_AT, found, f.records())
 }

@@ -21,7 +21,9 @@ mod table;
 
 use std::fmt;
 
-pub use entry::{ENTRY_BYTES, Entry, EntryKind, NamedBase, StoreUnit, VOLUME_BLOCKS_MAX};
+pub use entry::{
+    ENTRY_BLOCKS_MAX, ENTRY_BYTES, Entry, EntryKind, NamedBase, StoreUnit, VOLUME_BLOCKS_MAX,
+};
 pub use error::{FormatError, Rule};
 pub use footer::{
     FOOTER_TRAILER_BYTES, Footer, FooterTrailer, decode_footer, decode_footer_trailer,
@@ -50,6 +52,9 @@ pub const FORMAT_VERSION: u16 = 1;
 pub const SEGMENT_SIZE_MIN: u32 = 4 * PAGE as u32;
 /// Maximum length of a segment, in bytes.
 pub const SEGMENT_SIZE_MAX: u32 = 64 << 20;
+
+/// Maximum number of a record or segment. No log becomes that long; a larger number was forged.
+pub const NUMBER_MAX: u64 = 1 << 62;
 
 /// Number of a record in its shard's log: consecutive from 1; 0 is before all records.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]

@@ -10,7 +10,7 @@ use crate::bytes::{PREFIX_BYTES, Reader, Writer, check_magic, ensure_len, magic,
 use crate::entry::{ENTRY_BYTES, Entry};
 use crate::error::{FormatError, ensure_eq, ensure_max, ensure_min};
 use crate::table::{CELL_BYTES, ENTRY_CELLS, Entries, TableLen, cells_of, put_entries, version_of};
-use crate::{Lsn, PAGE, SEGMENT_SIZE_MAX, SegmentSeq};
+use crate::{Lsn, NUMBER_MAX, PAGE, SEGMENT_SIZE_MAX, SegmentSeq};
 
 /// Length of a record's header before its entries, in bytes.
 pub const RECORD_HEADER_BYTES: usize = 96;
@@ -163,9 +163,10 @@ fn check(h: &RecordHeader, entries: &[Entry], cells: usize) -> Result<(), Format
     let end = u64::from(h.at) + u64::from(h.pages) * PAGE as u64;
     let limit = u64::from(SEGMENT_SIZE_MAX);
     ensure_max("end of a record", 20, end, limit)?;
-    ensure_max("segment number", 32, h.seq.0, u64::MAX - 1)?;
+    ensure_min("segment number", 32, h.seq.0, 1)?;
+    ensure_max("segment number", 32, h.seq.0, NUMBER_MAX)?;
     ensure_min("LSN", 40, h.lsn.0, 1)?;
-    ensure_max("LSN", 40, h.lsn.0, u64::MAX - 1)?;
+    ensure_max("LSN", 40, h.lsn.0, NUMBER_MAX)?;
     ensure_max("durable LSN", 48, h.durable.0, h.lsn.0 - 1)?;
     ensure_max("oldest live segment", 64, h.start.0, h.seq.0)?;
     let payloads = u64::from(h.at) + (RECORD_HEADER_BYTES + cells * CELL_BYTES) as u64;
@@ -194,7 +195,7 @@ fn check(h: &RecordHeader, entries: &[Entry], cells: usize) -> Result<(), Format
 /// Checks that a payload of an older record, which the entry at `at` refers to, lies in an earlier
 /// segment or before this record.
 fn check_older(h: &RecordHeader, at: usize, back: u16, end: u64) -> Result<(), FormatError> {
-    ensure_max("segments back to a payload", at + 22, u64::from(back), h.seq.0)?;
+    ensure_max("segments back to a payload", at + 22, u64::from(back), h.seq.0 - 1)?;
     let limit = if back == 0 { h.at } else { SEGMENT_SIZE_MAX };
     ensure_max("end of an older payload", at + 8, end, u64::from(limit))
 }

@@ -115,15 +115,16 @@ fn structures_of_another_version_are_refused() {
 
 /// A description, the offset in a record's page, the new bytes, and the offset that the error
 /// names.
-const RECORD_FIELDS: [(&str, usize, &[u8], usize); 27] = [
+const RECORD_FIELDS: [(&str, usize, &[u8], usize); 29] = [
     ("no entries", 16, &[0], 16),
     ("more entries than fit", 16, &[167], 16),
     ("no pages", 18, &[0, 0], 18),
     ("offset not of a page", 20, &[1, 16], 20),
     ("end after the longest segment", 20, &[0, 0xf0, 0xff, 3], 20),
     ("LSN not after the durable one", 40, &[0xe6, 3], 48),
-    ("the last LSN", 40, &[0xff; 8], 40),
-    ("the last segment", 32, &[0xff; 8], 32),
+    ("an LSN above the greatest", 40, &[1, 0, 0, 0, 0, 0, 0, 0x40], 40),
+    ("segment 0", 32, &[0], 32),
+    ("a segment above the greatest", 32, &[1, 0, 0, 0, 0, 0, 0, 0x40], 32),
     ("oldest segment after this one", 64, &[10], 64),
     ("reserved bytes of the header", 95, &[1], 95),
     ("the first kind that there is not", 96 + 6, &[10], 96 + 6),
@@ -140,6 +141,12 @@ const RECORD_FIELDS: [(&str, usize, &[u8], usize); 27] = [
         &[7, 0, 0, 0, 0, 0, 16, 1, 0, 0, 0, 0, 0, 0, 0, 10],
         96 + 22,
     ),
+    (
+        "shared payload of segment 0",
+        96 + 7,
+        &[7, 0, 0, 0, 0, 0, 16, 1, 0, 0, 0, 0, 0, 0, 0, 9],
+        96 + 22,
+    ),
     ("base of a block that needs none", 96 + 7, &[0xb], 96 + 7),
     ("raw payload not of a page", 96 + 8, &[8], 96 + 8),
     ("raw payload over the header", 96 + 8, &[0, 0x10], 96 + 8),
@@ -151,7 +158,7 @@ const RECORD_FIELDS: [(&str, usize, &[u8], usize); 27] = [
 ];
 
 /// The same for later entries: LZ4, zeros and invalidation.
-const ENTRY_FIELDS: [(&str, usize, &[u8], usize); 10] = [
+const ENTRY_FIELDS: [(&str, usize, &[u8], usize); 11] = [
     ("compressed payload not of 8 bytes", 120 + 8, &[4], 120 + 8),
     ("empty compressed payload", 120 + 12, &[0, 0], 120 + 12),
     ("compressed payload of a block", 120 + 12, &[0, 0x10], 120 + 12),
@@ -162,16 +169,18 @@ const ENTRY_FIELDS: [(&str, usize, &[u8], usize); 10] = [
     ("zeroes with an offset", 144 + 8, &[8], 144 + 8),
     ("zeroes with a CRC", 144 + 18, &[1], 144 + 18),
     ("no blocks", 168 + 14, &[0, 0], 168 + 14),
+    ("more blocks than a request has", 168 + 14, &[1, 1], 168 + 14),
 ];
 
 /// The same for a record whose only block is stored against another one.
-const SIMILAR_FIELDS: [(&str, usize, &[u8], usize); 7] = [
+const SIMILAR_FIELDS: [(&str, usize, &[u8], usize); 8] = [
     ("similar to nothing", 96 + 7, &[2], 96 + 22),
     ("similar, and shared", 96 + 7, &[0x16], 96 + 7),
     ("an empty base", 96 + 14, &[0, 6, 0, 0], 96 + 14),
     ("a compressed base of a block", 96 + 14, &[0, 6, 0, 0x80], 96 + 14),
     ("a raw base not of a page", 96 + 7, &[0xa, 120, 0, 0, 0, 99, 0, 1, 0, 0, 0x80], 96 + 14),
     ("a base in its own record", 96 + 22, &[0], 96 + 8),
+    ("a base of segment 0", 96 + 22, &[10], 96 + 22),
     ("a base of before the first segment", 96 + 22, &[11], 96 + 22),
 ];
 
@@ -262,12 +271,14 @@ fn each_field_of_a_record_is_checked() {
 
 #[test]
 fn each_field_of_a_trailer_is_checked() {
-    let cases: [(&str, usize, &[u8], usize); 9] = [
+    let cases: [(&str, usize, &[u8], usize); 11] = [
         ("more entries than a segment can have", 16, &[0xff; 4], 16),
         ("fewer entries than records", 16, &[1], 16),
         ("more entries than bytes", 16, &[0, 1], 0),
         ("another CRC of the entries", 20, &[0], 0),
-        ("the last segment", 32, &[0xff; 8], 32),
+        ("segment 0", 32, &[0], 32),
+        ("a segment above the greatest", 32, &[1, 0, 0, 0, 0, 0, 0, 0x40], 32),
+        ("an LSN above the greatest", 48, &[1, 0, 0, 0, 0, 0, 0, 0x40], 48),
         ("first LSN 0", 40, &[0; 8], 40),
         ("last LSN before the first", 48, &[1, 0], 48),
         ("oldest segment after this one", 56, &[10], 56),

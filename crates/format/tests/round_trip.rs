@@ -10,10 +10,10 @@ fn payload_free_entry() -> impl Strategy<Value = Entry> {
         Just(EntryKind::Invalidate),
         Just(EntryKind::Checkpoint)
     ];
-    (any::<u8>(), 0..VOLUME_BLOCKS_MAX, kind, any::<bool>(), 1..=u32::MAX).prop_map(
+    (any::<u8>(), 0..VOLUME_BLOCKS_MAX, kind, any::<bool>(), 1..=ENTRY_BLOCKS_MAX).prop_map(
         |(volume, block, kind, dirty, count)| {
-            let room = u32::try_from(VOLUME_BLOCKS_MAX - block).unwrap_or(u32::MAX);
-            let count = if kind == EntryKind::Checkpoint { 1 } else { count.min(room) };
+            let most = count.min(VOLUME_BLOCKS_MAX - block) as u32;
+            let count = if kind == EntryKind::Checkpoint { 1 } else { most };
             let volume = VolumeId(volume);
             Entry {
                 volume,
@@ -117,7 +117,7 @@ fn entries(max: usize) -> impl Strategy<Value = Vec<Entry>> {
 fn header() -> impl Strategy<Value = RecordHeader> {
     (any::<[u64; 4]>(), any::<[u32; 2]>(), any::<u16>(), 0u32..1024, any::<[u64; 2]>()).prop_map(
         |([pool, seq, lsn, clean], [prev_crc, epoch], shard, page, [start, durable])| {
-            let (seq, lsn) = (seq % (u64::MAX - 1), lsn % (u64::MAX - 1) + 1);
+            let (seq, lsn) = (seq % NUMBER_MAX + 1, lsn % NUMBER_MAX + 1);
             RecordHeader {
                 pool,
                 shard,
@@ -141,14 +141,14 @@ fn header() -> impl Strategy<Value = RecordHeader> {
 fn placed(entry: &Entry, seq: SegmentSeq, at: u32) -> Entry {
     let older = match entry.shared {
         Some(0) => entry.payload_end() <= u64::from(at),
-        Some(back) => u64::from(back) <= seq.0,
+        Some(back) => u64::from(back) < seq.0,
         None => false,
     };
     if older || entry.stored.is_some() {
         return *entry;
     }
     let offset = if entry.kind.has_payload() { entry.offset + at + 4096 } else { 0 };
-    let base = entry.base.filter(|base| base.back > 0 && u64::from(base.back) <= seq.0);
+    let base = entry.base.filter(|base| base.back > 0 && u64::from(base.back) < seq.0);
     let kind = match (entry.kind, base) {
         (EntryKind::Similar, None) => EntryKind::Delta,
         (kind, _) => kind,
@@ -175,12 +175,12 @@ proptest! {
     #[test]
     fn footer_round_trip(
         records in prop::collection::vec(entries(40), 0..12),
-        first in 1..u64::MAX / 2,
+        first in 1..NUMBER_MAX / 2,
         numbers in any::<[u64; 3]>(),
         crcs in any::<[u32; 2]>(),
     ) {
         let count = records.len() as u64;
-        let seq = numbers[1] % (u64::MAX - 1);
+        let seq = numbers[1] % NUMBER_MAX + 1;
         let entries: Vec<Entry> = records
             .iter()
             .flat_map(|r| r.iter().enumerate().map(|(i, e)| Entry { first: i == 0, ..*e }))

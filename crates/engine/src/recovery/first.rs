@@ -10,7 +10,7 @@
 //! Every footer is verified before the shard serves. If any is not as it should be, all of the log
 //! is loaded before the shard serves.
 
-use forebay_format::{Entry, EntryKind, FooterTrailer, Lsn, SegmentSeq, footer_entries};
+use forebay_format::{Entry, FooterTrailer, Lsn, SegmentSeq, footer_entries};
 
 use crate::api::Trust;
 use crate::cache::Cache;
@@ -50,8 +50,8 @@ pub(super) struct Sifted {
 }
 
 impl Needed {
-    fn add(&mut self, entry: &Entry) {
-        if entry.kind != EntryKind::Checkpoint {
+    fn add(&mut self, cache: &Cache, entry: &Entry) {
+        if Start::counts(cache, entry) {
             keys_of(entry).for_each(|key| {
                 self.keys.insert(key, ());
             });
@@ -130,14 +130,16 @@ impl Start {
     }
 
     /// Collects the needed blocks.
-    pub(super) fn gather(&mut self) {
+    pub(super) fn gather(&mut self, cache: &Cache) {
         let r = self.log_mut();
         r.needed = Needed::default();
         let mut queue = Vec::new();
         for (_, &i) in r.survey.log.range(r.survey.start..) {
             let found = &r.survey.found[i];
             match &found.scanned {
-                Some(scanned) => scanned.entries.iter().for_each(|entry| r.needed.add(entry)),
+                Some(scanned) => {
+                    scanned.entries.iter().for_each(|entry| r.needed.add(cache, entry));
+                }
                 None if found.last().is_some_and(|last| last.lsn >= r.survey.clean) => {
                     queue.push(i);
                 }
@@ -148,12 +150,12 @@ impl Start {
     }
 
     /// Takes a footer that may have dirty entries.
-    pub(super) fn gather_footer(&mut self, i: usize, bytes: &[u8]) {
+    pub(super) fn gather_footer(&mut self, cache: &Cache, i: usize, bytes: &[u8]) {
         let r = self.log_mut();
         let mut needed = std::mem::take(&mut r.needed);
         let found = sift(bytes, r.survey.found[i].seq(), |_, lsn, entry| {
             if r.is_dirty(entry, lsn) {
-                needed.add(entry);
+                needed.add(cache, entry);
             }
         });
         r.needed = needed;

@@ -147,9 +147,13 @@ impl Start {
         }
     }
 
-    /// Whether an entry says something about blocks that are served.
-    fn counts(cache: &Cache, entry: &Entry) -> bool {
-        cache.known_volume(entry.volume).is_some() && entry.kind != EntryKind::Checkpoint
+    /// Whether an entry says something about blocks that are served. One of blocks past the end of
+    /// their volume was forged.
+    pub(super) fn counts(cache: &Cache, entry: &Entry) -> bool {
+        let end = entry.block + u64::from(entry.count);
+        let volume = cache.known_volume(entry.volume);
+        let is_within = volume.is_some_and(|volume| end <= volume.blocks());
+        is_within && entry.kind != EntryKind::Checkpoint
     }
 
     /// Applies an entry of the segment at position `index` to those of its blocks that this pass is
@@ -169,7 +173,8 @@ impl Start {
         let back = entry.base.map(|base| base.back).or(entry.shared);
         let from = SegmentSeq(seq.0.saturating_sub(u64::from(back.unwrap_or(0))));
         let position = cache.log.position(from);
-        let gone = cache.log.segment(position).seq != from;
+        // A position without a segment has the number 0, which no segment has.
+        let gone = from.0 == 0 || cache.log.segment(position).seq != from;
         let is_outside = !Self::is_in_area(cache, entry);
         let own = match (entry.stored, entry.shared) {
             (Some(unit), _) => cache.log.len() as usize + unit.extent as usize,

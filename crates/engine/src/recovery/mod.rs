@@ -347,7 +347,7 @@ impl Start {
                 }
             }
             StepKind::Footer => match (self.log().phase, self.log().pass) {
-                (Phase::Gathering, _) => self.gather_footer(i, bytes),
+                (Phase::Gathering, _) => self.gather_footer(cache, i, bytes),
                 (_, Pass::First) => {
                     self.sift_footer(cache, i, bytes);
                     self.apply_loaded(cache, detach);
@@ -381,7 +381,7 @@ impl Start {
         }
         if self.accepts_loss(cache) {
             match self.is_sound(cache) {
-                true => self.gather(),
+                true => self.gather(cache),
                 false => self.load_log(cache, Pass::Full),
             }
         }

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use forebay_format::{
-    Entry, FooterTrailer, Lsn, SegmentSeq, cells_of, decode_footer, decode_footer_trailer,
-    decode_record,
+    Entry, FooterTrailer, Lsn, NUMBER_MAX, SegmentSeq, cells_of, decode_footer,
+    decode_footer_trailer, decode_record,
 };
 
 use crate::api::event::Recovered;
@@ -278,6 +278,7 @@ impl Survey {
                 self.holes.push(Hole { seq, records: 0, last: Lsn(u64::MAX) });
             }
         }
+        self.check_end()?;
         let log = &self.log;
         self.orphans = self
             .unsealed
@@ -286,6 +287,15 @@ impl Survey {
             .map(|(_, &i)| i)
             .collect();
         Ok(())
+    }
+
+    /// Checks that the log can go on for longer than any log does.
+    fn check_end(&self) -> Result<(), String> {
+        let seq = self.log.last_key_value().map_or(SegmentSeq(0), |(&seq, _)| seq);
+        match seq.0.max(self.last.lsn.0) > NUMBER_MAX / 2 {
+            true => Err(format!("the log ends at {} in {seq}: no log is that long", self.last.lsn)),
+            false => Ok(()),
+        }
     }
 
     /// Notes the end that a stop has recorded. If the log ends before it, records are lost.

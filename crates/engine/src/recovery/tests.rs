@@ -12,6 +12,7 @@ use crate::log::SegmentState;
 use crate::testing::rooms::{BLOCK, Rooms, content, key};
 use crate::testing::{SEGMENT, VOLUME};
 
+mod forged;
 mod late;
 
 /// A start after a crash.

@@ -43,8 +43,8 @@ pub fn record() -> (RecordHeader, Vec<Entry>) {
     let entries = vec![
         Entry { first: true, dirty: true, ..entry(EntryKind::Raw, 0x12_3456_789a, 8192, 4096) },
         Entry { dirty: true, ..entry(EntryKind::Lz4, 7, 12288, 1001) },
-        Entry { count: 1 << 20, ..entry(EntryKind::Zero, VOLUME_BLOCKS_MAX - (1 << 20), 0, 0) },
-        Entry { count: 300, ..entry(EntryKind::Invalidate, 1, 0, 0) },
+        Entry { count: 256, ..entry(EntryKind::Zero, VOLUME_BLOCKS_MAX - 256, 0, 0) },
+        Entry { count: 200, ..entry(EntryKind::Invalidate, 1, 0, 0) },
         entry(EntryKind::Checkpoint, 0, 0, 0),
     ];
     (header, entries)
