@@ -20,6 +20,8 @@ const DISCARD_PIECE: u64 = 16 << 30;
 /// Most requests in flight.
 const DEPTH: usize = 32;
 const RING_ENTRIES: u32 = 64;
+/// The tag of a request until [`Blocking::run`] numbers it.
+const NO_TAG: IoTag = IoTag(0);
 
 /// The clock of the process. A device may outlive a pool, and be used through [`Blocking`] before
 /// and after it. With two clocks, a disk model would stay busy until a time on the clock of its
@@ -36,6 +38,9 @@ pub struct Blocking {
     clock: Clock,
     queue: Box<dyn IoQueue>,
     patience: Duration,
+    /// The tag of the next request. A completion below the tags of the current call answers a
+    /// request of an earlier one, which timed out.
+    next: u64,
     done: Vec<Completion>,
 }
 
@@ -58,7 +63,7 @@ impl Blocking {
     pub fn open_within(device: &dyn BlockDevice, patience: Duration) -> io::Result<Self> {
         let ring = Ring::new(RING_ENTRIES, None)?;
         let queue = device.open_queue(&ring)?;
-        Ok(Self { ring, clock: clock(), queue, patience, done: Vec::new() })
+        Ok(Self { ring, clock: clock(), queue, patience, next: 0, done: Vec::new() })
     }
 
     /// The device's size and capabilities.
@@ -81,9 +86,9 @@ impl Blocking {
     /// # Errors
     /// The first error of the device, or `Timeout`.
     pub fn read_many(&mut self, ranges: &[ByteRange]) -> IoResult<Vec<IoBuf>> {
-        let requests = ranges.iter().enumerate().map(|(tag, &range)| {
+        let requests = ranges.iter().map(|&range| {
             let len = usize::try_from(range.len).expect("a buffer fits memory");
-            Io::read(IoTag(tag as u64), range, IoBuf::zeroed(len))
+            Io::read(NO_TAG, range, IoBuf::zeroed(len))
         });
         self.run(requests.collect())
     }
@@ -93,7 +98,7 @@ impl Blocking {
     /// # Errors
     /// The device's error, or `Timeout`.
     pub fn write(&mut self, offset: u64, buf: IoBuf) -> IoResult<()> {
-        self.run([Io::write(IoTag(0), offset, buf)].into()).map(drop)
+        self.run([Io::write(NO_TAG, offset, buf)].into()).map(drop)
     }
 
     /// Makes completed writes durable.
@@ -101,7 +106,7 @@ impl Blocking {
     /// # Errors
     /// The device's error, or `Timeout`.
     pub fn flush(&mut self) -> IoResult<()> {
-        self.run([Io::flush(IoTag(0))].into()).map(drop)
+        self.run([Io::flush(NO_TAG)].into()).map(drop)
     }
 
     /// Discards a range, piece by piece: a device may take long for all of it.
@@ -112,16 +117,21 @@ impl Blocking {
         let mut at = range.offset;
         while at < range.end() {
             let piece = ByteRange::new(at, DISCARD_PIECE.min(range.end() - at));
-            self.run([Io::bare(IoTag(0), IoOp::Discard, piece)].into())?;
+            self.run([Io::bare(NO_TAG, IoOp::Discard, piece)].into())?;
             at = piece.end();
         }
         Ok(())
     }
 
-    /// Carries out requests whose tags count from 0; their buffers are returned in that order.
+    /// Carries out requests; their buffers are returned in that order. A request that timed out may
+    /// end during a later call, which drops its completion.
     fn run(&mut self, mut requests: VecDeque<Io>) -> IoResult<Vec<IoBuf>> {
-        let count = requests.len();
-        let mut buffers: Vec<IoBuf> = (0..count).map(|_| IoBuf::empty()).collect();
+        let first = self.next;
+        for io in &mut requests {
+            io.tag = IoTag(self.next);
+            self.next += 1;
+        }
+        let mut buffers: Vec<IoBuf> = requests.iter().map(|_| IoBuf::empty()).collect();
         let mut result = Ok(());
         let mut in_flight = 0;
         let mut patience = self.clock.now() + self.patience;
@@ -137,11 +147,12 @@ impl Blocking {
                 in_flight += 1;
             }
             self.queue.poll(now, &mut self.done);
+            let is_idle = self.done.is_empty();
             for done in self.done.drain(..) {
-                in_flight -= 1;
                 patience = now + self.patience;
-                let at = usize::try_from(done.tag.0).expect("tags are those given");
-                buffers[at] = done.buf;
+                let Some(at) = done.tag.0.checked_sub(first) else { continue };
+                in_flight -= 1;
+                buffers[at as usize] = done.buf;
                 if let Err(error) = done.result {
                     requests.clear();
                     result = result.and(Err(error));
@@ -150,7 +161,7 @@ impl Blocking {
             if now >= patience {
                 return Err(ErrorKind::Timeout.into());
             }
-            if in_flight > 0 {
+            if is_idle {
                 let until = self.queue.deadline().map_or(patience, |at| at.min(patience));
                 let waited = self.ring.wait(&self.clock, Some(until));
                 waited.map_err(|e| IoError::with_source(ErrorKind::DeviceGone, e))?;
@@ -162,9 +173,66 @@ impl Blocking {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use forebay_block::Instant;
     use forebay_device::MemoryDevice;
 
     use super::*;
+
+    /// A device that answers nothing while the flag is set, and everything afterward.
+    struct Hanging(MemoryDevice, Arc<AtomicBool>);
+
+    struct HangingQueue(Box<dyn IoQueue>, Arc<AtomicBool>);
+
+    impl BlockDevice for Hanging {
+        fn info(&self) -> &DeviceInfo {
+            self.0.info()
+        }
+
+        fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
+            Ok(Box::new(HangingQueue(self.0.open_queue(ring)?, Arc::clone(&self.1))))
+        }
+    }
+
+    impl IoQueue for HangingQueue {
+        fn info(&self) -> &DeviceInfo {
+            self.0.info()
+        }
+
+        fn submit(&mut self, now: Instant, io: Io) -> Result<(), Io> {
+            self.0.submit(now, io)
+        }
+
+        fn poll(&mut self, now: Instant, done: &mut Vec<Completion>) {
+            if !self.1.load(Ordering::Relaxed) {
+                self.0.poll(now, done);
+            }
+        }
+    }
+
+    /// Regression: after a timeout, each request got the answer of the one before, so a salvage
+    /// declared readable bytes lost.
+    #[test]
+    fn an_answer_after_a_timeout_is_not_taken_for_that_of_a_later_request() {
+        let hangs = Arc::new(AtomicBool::new(false));
+        let device = Hanging(MemoryDevice::new(1 << 20), Arc::clone(&hangs));
+        let mut disk = Blocking::open(&device).unwrap();
+        disk.write(0, IoBuf::copy_of(&[1; 4096])).unwrap();
+        disk.write(4096, IoBuf::copy_of(&[2; 8192])).unwrap();
+        disk.patience = Duration::from_millis(20);
+        hangs.store(true, Ordering::Relaxed);
+        let late = [ByteRange::new(0, 4096), ByteRange::new(0, 512)];
+        assert_eq!(disk.read_many(&late).unwrap_err().kind(), ErrorKind::Timeout);
+        assert_eq!(disk.flush().unwrap_err().kind(), ErrorKind::Timeout);
+        hangs.store(false, Ordering::Relaxed);
+        disk.patience = Blocking::PATIENCE;
+        let found = disk.read(ByteRange::new(4096, 8192)).unwrap();
+        assert_eq!(&found[..], &[2; 8192]);
+        let found = disk.read(ByteRange::new(0, 4096)).unwrap();
+        assert_eq!(&found[..], &[1; 4096]);
+    }
 
     /// Regression: a stop took as long as the server had run. The spindles of an emulated disk were
     /// busy until a time on the pool's clock, but the fingerprints were read by another clock.
