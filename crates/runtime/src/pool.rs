@@ -524,7 +524,6 @@ impl Pool {
     }
 
     /// Records the client requests of a volume, until [`Pool::stop_recording`] or for `limit`. A
-    /// Records the client requests of a volume, until [`Pool::stop_recording`] or for `limit`. A
     /// separate thread writes the trace to `out`. An earlier recording of this volume that is still
     /// running gets no more requests.
     ///
