@@ -8,6 +8,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 
 use forebay_format::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use forebay_volume::offline::{ReadError, Report, examine};
 use serde_json::Value;
 use support::nbd::Nbd;
 use support::{Place, Server, forebay, noise};
@@ -245,6 +246,43 @@ fn a_lost_record_is_refused_without_a_word_and_costs_its_blocks_with_it() {
     let server = left.place.start(&arguments);
     assert_eq!(left.older(), gone);
     server.kill();
+}
+
+/// The report on the cache, if the device fails to read the pages at these offsets.
+fn report_without(left: &Left, bad: &[u64]) -> Report {
+    let mut read = |at: u64, bytes: &mut [u8]| {
+        let range = at..at + bytes.len() as u64;
+        if bad.iter().any(|page| *page < range.end && range.start < page + BLOCK) {
+            return Err(ReadError::Media("unreadable".to_owned()));
+        }
+        bytes.copy_from_slice(&left.cache[range.start as usize..range.end as usize]);
+        Ok(())
+    };
+    examine(&mut read, true).expect("the device answers")
+}
+
+#[test]
+fn pages_that_the_device_fails_to_read_cost_what_is_in_them() {
+    let left = Left::dirty();
+    let (first_page, last_page) = left.sealed();
+    let all = report_without(&left, &[]).dirty_blocks(None);
+    assert!(all > 100, "{all}");
+    let bad_payloads = |report: &Report| {
+        let dirty = report.problems.iter().filter(|problem| problem.dirty);
+        dirty.filter(|problem| problem.what.contains("bad payload")).count()
+    };
+    // A header of records, and a payload: the footer has all entries.
+    let header = report_without(&left, &[first_page]);
+    assert_eq!(header.dirty_blocks(None), all);
+    assert!(!header.problems.is_empty() && !header.problems.iter().any(|problem| problem.dirty));
+    let payload = report_without(&left, &[left.payload(0).0 / BLOCK * BLOCK]);
+    assert_eq!(payload.dirty_blocks(None), all);
+    assert!((1..=2).contains(&bad_payloads(&payload)), "{:?}", payload.problems);
+    // Without its footer a segment must be readable as a whole, as at a start.
+    let both = report_without(&left, &[first_page, last_page]);
+    let kept = both.dirty_blocks(None);
+    assert!(kept < all && kept > 0, "{kept} of {all}");
+    assert!(both.problems.iter().any(|problem| problem.dirty), "{:?}", both.problems);
 }
 
 #[test]

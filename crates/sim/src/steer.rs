@@ -8,7 +8,7 @@
 use forebay_block::{BLOCK_SIZE, ByteRange, VOLUMES_MAX, VolumeId};
 use forebay_engine::Trust;
 use forebay_model::Change as Content;
-use forebay_volume::offline::examine;
+use forebay_volume::offline::{ReadError, examine};
 use forebay_volume::pool::{Absent, is_removed};
 
 use crate::atlas::Scenario;
@@ -164,7 +164,7 @@ impl World {
         }
         let mut read = |at: u64, bytes: &mut [u8]| {
             if at + bytes.len() as u64 > self.cache.size() {
-                return Err("the device has shrunk".to_owned());
+                return Err(ReadError::Device("the device has shrunk".to_owned()));
             }
             self.cache.view().read(at, bytes);
             Ok(())

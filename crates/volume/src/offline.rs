@@ -16,7 +16,24 @@ use forebay_format::{
 use crate::pool::{check_geometry, is_removed};
 
 /// Fills the buffer from an offset of the cache device, in bytes.
-pub type ReadAt<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), String> + 'a;
+pub type ReadAt<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), ReadError> + 'a;
+
+/// Why bytes of a cache device cannot be read, as text for people.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ReadError {
+    /// The device failed to read this range; other ranges may work.
+    Media(String),
+    /// The device does not answer, or has no such range.
+    Device(String),
+}
+
+impl From<ReadError> for String {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Media(text) | ReadError::Device(text) => text,
+        }
+    }
+}
 
 /// A fault in the content of a cache device.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -115,7 +132,8 @@ pub fn superblock(read: &mut ReadAt) -> Result<Superblock, String> {
 /// Reads the whole log of every shard and verifies it; with `payloads`, every payload too.
 ///
 /// # Errors
-/// If the device cannot be read or holds no pool. Damage is not an error: it is in the report.
+/// If the superblocks cannot be read, if the device does not answer, or if it holds no pool.
+/// Damage, or a part that the device fails to read, is not an error: it is in the report.
 pub fn examine(read: &mut ReadAt, payloads: bool) -> Result<Report, String> {
     let superblock = superblock(read)?;
     check_geometry(&superblock).map_err(|refusal| refusal.to_string())?;
@@ -161,19 +179,54 @@ impl Examiner {
         self.problems.push(Problem { place, what: what.to_string(), dirty });
     }
 
+    /// Reads from an offset. The bytes are empty if the device fails to read them, as in recovery;
+    /// whether dirty blocks are affected is decided by what else is found.
+    fn fill<'a>(
+        &mut self,
+        read: &mut ReadAt,
+        offset: u64,
+        bytes: &'a mut [u8],
+    ) -> Result<&'a [u8], String> {
+        match read(offset, bytes) {
+            Ok(()) => Ok(bytes),
+            Err(ReadError::Media(error)) => {
+                self.problem("log", error, false);
+                Ok(&[])
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Reads the segment at position `i`. If the device fails to, the pages are read one by one, as
+    /// the footer may be readable; a page that cannot be read is zeros.
+    fn fill_pages(&mut self, read: &mut ReadAt, i: usize, bytes: &mut [u8]) -> Result<(), String> {
+        let start = self.offset(i);
+        match read(start, bytes) {
+            Err(ReadError::Media(_)) => {}
+            done => return done.map_err(String::from),
+        }
+        for (at, page) in (start..).step_by(PAGE).zip(bytes.chunks_exact_mut(PAGE)) {
+            if self.fill(read, at, page)?.is_empty() {
+                page.fill(0);
+                self.survey.found[i].unreadable = true;
+            }
+        }
+        Ok(())
+    }
+
     fn examine(&mut self, read: &mut ReadAt) -> Result<ShardReport, String> {
         let mut page = vec![0; PAGE];
         for i in 0..self.survey.found.len() {
-            read(self.offset(i), &mut page)?;
-            self.survey.take_head(i, &page);
-            read(self.offset(i + 1) - PAGE as u64, &mut page)?;
-            self.survey.take_tail(i, &page);
+            let head = self.fill(read, self.offset(i), &mut page)?;
+            self.survey.take_head(i, head);
+            let tail = self.fill(read, self.offset(i + 1) - PAGE as u64, &mut page)?;
+            self.survey.take_tail(i, tail);
         }
         self.survey.classify();
         let mut bytes = vec![0; self.segment];
         for i in self.survey.to_scan() {
-            read(self.offset(i), &mut bytes)?;
-            self.survey.take_segment(i, &bytes);
+            let segment = self.fill(read, self.offset(i), &mut bytes)?;
+            self.survey.take_segment(i, segment);
         }
         if let Err(damage) = self.survey.assemble() {
             self.problem("log", damage, true);
@@ -184,7 +237,7 @@ impl Examiner {
         report.segments = log.first().zip(log.last()).map(|(a, b)| (a.0, b.0));
         let mut blocks = BTreeMap::new();
         for (seq, i) in log {
-            read(self.offset(i), &mut bytes)?;
+            self.fill_pages(read, i, &mut bytes)?;
             report.unsealed += u64::from(self.survey.found[i].scanned.is_some());
             self.segment(seq, i, &bytes, (&mut blocks, &mut report.named));
         }
@@ -213,11 +266,14 @@ impl Examiner {
             let (page, at) = (block.offset / PAGE as u64, (block.offset % PAGE as u64) as usize);
             let end = at + usize::from(block.len);
             let pages = &mut pages[..end.next_multiple_of(PAGE)];
-            read(page * PAGE as u64, pages)?;
-            if crc32c(&pages[at..end]) != crc {
-                let what = format!("{} block {}: bad payload", block.volume, block.block);
-                self.problem("store", what, block.dirty);
-            }
+            let what = match read(page * PAGE as u64, pages) {
+                Ok(()) if crc32c(&pages[at..end]) == crc => continue,
+                Ok(()) => "bad payload".to_owned(),
+                Err(ReadError::Media(error)) => error,
+                Err(error) => return Err(error.into()),
+            };
+            let what = format!("{} block {}: {what}", block.volume, block.block);
+            self.problem("store", what, block.dirty);
         }
         Ok(())
     }
@@ -244,7 +300,9 @@ impl Examiner {
             self.survey.take_footer(i, &bytes[bytes.len() - bytes_of_footer..]);
             if self.survey.found[i].unreadable_footer {
                 self.problem(seq, "the footer is damaged", false);
-                self.survey.take_segment(i, bytes);
+                // Recovery reads such a segment whole or not at all.
+                let is_whole = !self.survey.found[i].unreadable;
+                self.survey.take_segment(i, if is_whole { bytes } else { &[] });
             }
         }
         let clean = self.survey.clean;
@@ -314,5 +372,59 @@ fn apply(
         let Entry { volume, kind, len, crc, .. } = *entry;
         let stored = entry.stored.map(|_| crc);
         blocks.insert(key, BlockInfo { volume, block, kind, len, dirty, lsn, offset, stored });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEGMENT: u64 = 64 << 10;
+    const SEGMENTS: u64 = 8;
+
+    /// The report on a pool with an empty log, on a device that fails to read the byte at `bad`.
+    fn report(bad: u64, error: fn(String) -> ReadError) -> Result<Report, String> {
+        let area = ShardArea { offset: AREA_OFFSET, len: SEGMENTS * SEGMENT };
+        let superblock = Superblock {
+            pool: 1,
+            uuid: [1; 16],
+            generation: 1,
+            epoch: 1,
+            device_size: AREA_OFFSET + area.len,
+            segment_size: SEGMENT as u32,
+            log_segments: None,
+            unit_entries: false,
+            shards: vec![area],
+            volumes: Vec::new(),
+            created_unix: 0,
+            clean: false,
+        };
+        let mut encoded = vec![0; SUPERBLOCK_BYTES];
+        superblock.encode(&mut encoded);
+        let mut read = |at: u64, bytes: &mut [u8]| {
+            if (at..at + bytes.len() as u64).contains(&bad) {
+                return Err(error("bad".to_owned()));
+            }
+            bytes.fill(0);
+            if at == 0 {
+                bytes.copy_from_slice(&encoded);
+            }
+            Ok(())
+        };
+        examine(&mut read, true)
+    }
+
+    /// Regression: one unreadable sector refused `--accept-data-loss` and `check`.
+    #[test]
+    fn a_part_that_the_device_fails_to_read_is_in_the_report() {
+        let dirty = |place: u64| {
+            let report = report(AREA_OFFSET + place, ReadError::Media).expect("it answers");
+            assert!(!report.problems.is_empty());
+            report.problems.iter().any(|problem| problem.dirty)
+        };
+        // The first record would begin in the second segment's place.
+        assert!(dirty(SEGMENT) && dirty(SEGMENT + PAGE as u64));
+        assert!(!dirty(5 * SEGMENT) && !dirty(6 * SEGMENT - 1));
+        assert_eq!(report(AREA_OFFSET, ReadError::Device), Err("bad".to_owned()));
     }
 }

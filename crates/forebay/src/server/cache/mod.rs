@@ -546,12 +546,15 @@ pub fn read_at(
     size: u64,
     offset: u64,
     bytes: &mut [u8],
-) -> Result<(), String> {
+) -> Result<(), offline::ReadError> {
     let range = ByteRange::checked(offset, bytes.len() as u64);
-    let range = range
-        .filter(|range| range.end() <= size)
-        .ok_or_else(|| format!("it has {size} bytes, too few for {} at {offset}", bytes.len()))?;
-    let found = queue.read(range).map_err(|error| format!("{range}: {error}"))?;
+    let too_small = || format!("it has {size} bytes, too few for {} at {offset}", bytes.len());
+    let range = range.filter(|range| range.end() <= size);
+    let range = range.ok_or_else(|| offline::ReadError::Device(too_small()))?;
+    let found = queue.read(range).map_err(|error| match error.kind() {
+        forebay_block::ErrorKind::Media => offline::ReadError::Media(format!("{range}: {error}")),
+        _ => offline::ReadError::Device(format!("{range}: {error}")),
+    })?;
     bytes.copy_from_slice(&found);
     Ok(())
 }
