@@ -346,3 +346,35 @@ fn a_primary_that_comes_back_changed_stays_away() {
     let bytes = fs::read(place.path("a.img")).expect("it is there");
     assert!(bytes[MIB as usize..][..1 << 20] == noise(1, 1 << 20), "the primary has it");
 }
+
+/// Regression: one sampled place that could not be read took a whole primary out of service, and
+/// the log did not say why. Here each read of the primary fails; later, each tenth.
+#[test]
+fn a_primary_is_away_while_none_of_its_samples_can_be_read() {
+    let (place, arguments) = two();
+    let server = place.start(&arguments);
+    write(&place, "a", 1);
+    server.kill();
+    let path = place.path("forebay.toml");
+    let text = fs::read_to_string(&path).expect("it is there");
+    let primary = place.text("a.img");
+    let fail_reads = |share: &str| {
+        let uri = format!("{primary}?fault=read:{share}");
+        fs::write(&path, text.replace(&primary, &uri)).expect("it can be written");
+    };
+
+    fail_reads("1");
+    let server = place.start(&arguments);
+    let what = "its primary is there again and is not used: it cannot be read";
+    server.log(what);
+    // Another attempt.
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(server.log(what).matches(what).count(), 1);
+    server.kill();
+
+    fail_reads("0.1");
+    let server = place.start(&arguments);
+    until_back(&place, "a");
+    check(&place, "a", &noise(1, 1 << 20));
+    server.kill();
+}

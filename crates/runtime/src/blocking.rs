@@ -77,20 +77,20 @@ impl Blocking {
     /// # Errors
     /// The device's error, or `Timeout`.
     pub fn read(&mut self, range: ByteRange) -> IoResult<IoBuf> {
-        let mut all = self.read_many(&[range])?;
-        Ok(all.pop().expect("one buffer a range"))
+        self.run_one(read_of(range))
     }
 
-    /// Reads several ranges concurrently; the buffers are in the order of the ranges.
+    /// Reads several ranges concurrently; the buffers are in the order of the ranges. `None` for a
+    /// range that the device fails to read.
     ///
     /// # Errors
-    /// The first error of the device, or `Timeout`.
-    pub fn read_many(&mut self, ranges: &[ByteRange]) -> IoResult<Vec<IoBuf>> {
-        let requests = ranges.iter().map(|&range| {
-            let len = usize::try_from(range.len).expect("a buffer fits memory");
-            Io::read(NO_TAG, range, IoBuf::zeroed(len))
-        });
-        self.run(requests.collect())
+    /// `Media` if it fails to read any of them; the first other error of the device, or `Timeout`.
+    pub fn read_many(&mut self, ranges: &[ByteRange]) -> IoResult<Vec<Option<IoBuf>>> {
+        let found = self.run(ranges.iter().copied().map(read_of).collect())?;
+        match found.iter().all(Result::is_err) {
+            true => found.into_iter().map(|one| one.map(Some)).collect(),
+            false => Ok(found.into_iter().map(Result::ok).collect()),
+        }
     }
 
     /// Writes all of `buf` at `offset`.
@@ -98,7 +98,7 @@ impl Blocking {
     /// # Errors
     /// The device's error, or `Timeout`.
     pub fn write(&mut self, offset: u64, buf: IoBuf) -> IoResult<()> {
-        self.run([Io::write(NO_TAG, offset, buf)].into()).map(drop)
+        self.run_one(Io::write(NO_TAG, offset, buf)).map(drop)
     }
 
     /// Makes completed writes durable.
@@ -106,7 +106,7 @@ impl Blocking {
     /// # Errors
     /// The device's error, or `Timeout`.
     pub fn flush(&mut self) -> IoResult<()> {
-        self.run([Io::flush(NO_TAG)].into()).map(drop)
+        self.run_one(Io::flush(NO_TAG)).map(drop)
     }
 
     /// Discards a range, piece by piece: a device may take long for all of it.
@@ -117,21 +117,26 @@ impl Blocking {
         let mut at = range.offset;
         while at < range.end() {
             let piece = ByteRange::new(at, DISCARD_PIECE.min(range.end() - at));
-            self.run([Io::bare(NO_TAG, IoOp::Discard, piece)].into())?;
+            self.run_one(Io::bare(NO_TAG, IoOp::Discard, piece))?;
             at = piece.end();
         }
         Ok(())
     }
 
-    /// Carries out requests; their buffers are returned in that order. A request that timed out may
-    /// end during a later call, which drops its completion.
-    fn run(&mut self, mut requests: VecDeque<Io>) -> IoResult<Vec<IoBuf>> {
+    fn run_one(&mut self, io: Io) -> IoResult<IoBuf> {
+        self.run([io].into())?.pop().expect("one result a request")
+    }
+
+    /// Carries out requests; their buffers are returned in that order, or `Media` for those that
+    /// the device fails. Any other error ends all. A request that timed out may end during a later
+    /// call, which drops its completion.
+    fn run(&mut self, mut requests: VecDeque<Io>) -> IoResult<Vec<IoResult<IoBuf>>> {
         let first = self.next;
         for io in &mut requests {
             io.tag = IoTag(self.next);
             self.next += 1;
         }
-        let mut buffers: Vec<IoBuf> = requests.iter().map(|_| IoBuf::empty()).collect();
+        let mut ends: Vec<_> = requests.iter().map(|_| Ok(IoBuf::empty())).collect();
         let mut result = Ok(());
         let mut in_flight = 0;
         let mut patience = self.clock.now() + self.patience;
@@ -152,10 +157,12 @@ impl Blocking {
                 patience = now + self.patience;
                 let Some(at) = done.tag.0.checked_sub(first) else { continue };
                 in_flight -= 1;
-                buffers[at as usize] = done.buf;
-                if let Err(error) = done.result {
-                    requests.clear();
-                    result = result.and(Err(error));
+                match done.result {
+                    Err(error) if error.kind() != ErrorKind::Media => {
+                        requests.clear();
+                        result = result.and(Err(error));
+                    }
+                    ended => ends[at as usize] = ended.map(|()| done.buf),
                 }
             }
             if now >= patience {
@@ -167,8 +174,13 @@ impl Blocking {
                 waited.map_err(|e| IoError::with_source(ErrorKind::DeviceGone, e))?;
             }
         }
-        result.map(|()| buffers)
+        result.map(|()| ends)
     }
+}
+
+fn read_of(range: ByteRange) -> Io {
+    let len = usize::try_from(range.len).expect("a buffer fits memory");
+    Io::read(NO_TAG, range, IoBuf::zeroed(len))
 }
 
 #[cfg(test)]
@@ -257,7 +269,9 @@ mod tests {
         disk.flush().unwrap();
         let ranges: Vec<_> = (0..100).rev().map(|i| ByteRange::new(i * 512, 512)).collect();
         let all = disk.read_many(&ranges).unwrap();
-        assert!(all.iter().zip((0..100u8).rev()).all(|(buf, i)| buf.iter().all(|&b| b == i)));
+        assert!(
+            all.iter().flatten().zip((0..100u8).rev()).all(|(buf, i)| buf.iter().all(|&b| b == i))
+        );
         let error = disk.read(ByteRange::new(1 << 20, 512)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfRange);
         assert!(disk.read(ByteRange::new(0, 512)).is_ok(), "usable after an error");

@@ -11,6 +11,8 @@ use forebay_codec::crc32c;
 use forebay_device::BlockDevice;
 use forebay_runtime::Blocking;
 
+use crate::server::primaries::samples::is_blank;
+
 /// Number of blocks sampled: few enough that a disk answers at once.
 const SAMPLES: u64 = 32;
 
@@ -18,7 +20,8 @@ const SAMPLES: u64 = 32;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fingerprint {
     /// A digest of the content in the lower half, and of the time of the last change in the upper.
-    pub digest: u64,
+    /// `None` if not all samples could be read.
+    pub digest: Option<u64>,
     /// Whether all samples are alike, so that they cannot identify this primary.
     pub blank: bool,
 }
@@ -26,19 +29,19 @@ pub struct Fingerprint {
 /// The fingerprint of the first `size` bytes of a primary.
 ///
 /// # Errors
-/// If it cannot be read, or has not answered for as long as `patience`.
+/// If no sample can be read, or it has not answered for as long as `patience`.
 pub fn of(primary: &dyn BlockDevice, size: u64, patience: Duration) -> IoResult<Fingerprint> {
     let mut queue = Blocking::open_within(primary, patience)
         .map_err(|error| IoError::with_source(ErrorKind::DeviceGone, error))?;
     let samples = queue.read_many(&places(size.min(primary.info().size)))?;
-    let blank = samples.iter().all(|sample| sample.iter().all(|&byte| byte == samples[0][0]));
-    let content = samples.iter().fold(0, |crc, sample| {
-        let mut both = crc32c(sample).to_le_bytes().to_vec();
+    let content = samples.iter().try_fold(0, |crc, sample| {
+        let mut both = crc32c(sample.as_ref()?).to_le_bytes().to_vec();
         both.extend(u32::to_le_bytes(crc));
-        crc32c(&both)
+        Some(crc32c(&both))
     });
-    let changed = changed(&primary.info().name);
-    Ok(Fingerprint { digest: u64::from(crc32c(&changed)) << 32 | u64::from(content), blank })
+    let changed = u64::from(crc32c(&changed(&primary.info().name)));
+    let digest = content.map(|content| changed << 32 | u64::from(content));
+    Ok(Fingerprint { digest, blank: is_blank(samples.iter().flatten()) })
 }
 
 /// The ranges of the samples: the first blocks, the last one, and evenly spaced ones.
@@ -69,6 +72,7 @@ mod tests {
     use forebay_device::MemoryDevice;
 
     use super::*;
+    use crate::server::primaries::samples::tests::Sore;
 
     #[test]
     fn samples_are_on_the_device() {
@@ -92,6 +96,17 @@ mod tests {
         queue.write((1 << 20) - 512, IoBuf::copy_of(&[1; 512])).expect("memory can be written");
         assert!(now(1 << 20) != before && !now(1 << 20).blank);
         assert_eq!(now(1 << 19), half, "as large as it was, it is as it was");
+    }
+
+    #[test]
+    fn a_sample_that_cannot_be_read_leaves_no_digest() {
+        let device = MemoryDevice::new(1 << 20);
+        let now =
+            |bad: ByteRange| of(&Sore(device.clone(), vec![bad]), 1 << 20, Blocking::PATIENCE);
+        let found = now(ByteRange::new(0, 512)).expect("others are read");
+        assert_eq!(found, Fingerprint { digest: None, blank: true });
+        let none = now(ByteRange::new(0, 1 << 20)).expect_err("none is read");
+        assert_eq!(none.kind(), ErrorKind::Media);
     }
 
     #[test]

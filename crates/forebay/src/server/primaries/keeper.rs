@@ -157,13 +157,15 @@ impl Volume {
     }
 }
 
-/// Reads these places of a primary.
+/// Reads these places of a primary. One that cannot be read is left out: it stays held, and so is
+/// not read again, until it is changed.
 fn read(primary: &dyn BlockDevice, places: &[(usize, ByteRange)]) -> Found {
     let mut queue = Blocking::open(primary)
         .map_err(|error| IoError::with_source(ErrorKind::DeviceGone, error))?;
     let ranges: Vec<ByteRange> = places.iter().map(|&(_, range)| range).collect();
     let found = queue.read_many(&ranges)?;
-    Ok(places.iter().zip(&found).map(|(&(at, _), bytes)| (at, crc32c(bytes))).collect())
+    let read = places.iter().zip(&found);
+    Ok(read.filter_map(|(&(at, _), bytes)| Some((at, crc32c(bytes.as_ref()?)))).collect())
 }
 
 impl Work {

@@ -475,7 +475,7 @@ pub fn compared(
         size: info.size,
         identity: info.identity.clone(),
         path: info.name.clone(),
-        fingerprint: print.map(|print| print.digest),
+        fingerprint: print.and_then(|print| print.digest),
         blank: blanks.iter().flatten().all(|&blank| blank) && blanks != [None, None],
         sampled: compared.map(|compared| compared.changed),
         accepted: false,
@@ -521,7 +521,7 @@ pub fn leave(
             }
             Ok((print, found)) => {
                 sampled = found;
-                fingerprints.push((id, Some(print.digest)));
+                fingerprints.push((id, print.digest));
             }
             Err(error) => {
                 let volume = name_of(superblock, id);

@@ -109,6 +109,8 @@ impl Drop for Returns {
 enum Why {
     /// It is absent.
     Absent,
+    /// It cannot be read; it is tried again as if it were absent.
+    Unreadable(String),
     /// It is present, but may not be used.
     Refused(String),
 }
@@ -144,6 +146,10 @@ impl Search {
                     return;
                 }
                 Err(Why::Absent) => pause = PERIOD,
+                Err(Why::Unreadable(why)) => {
+                    pause = PERIOD;
+                    self.say(why);
+                }
                 Err(Why::Refused(why)) => {
                     pause = PERIOD_REFUSED;
                     self.say(why);
@@ -167,8 +173,8 @@ impl Search {
         let primary = open_primary(uri).map_err(why)?;
         self.check(&*primary)?;
         let known = Some((record, samples.as_slice()));
-        let spec =
-            primaries::compared(name, &*primary, known, PATIENCE).map_err(|_| Why::Absent)?;
+        let spec = primaries::compared(name, &*primary, known, PATIENCE)
+            .map_err(|error| unreadable(error.root_cause()))?;
         let refused = |error: &dyn std::fmt::Display| Why::Refused(error.to_string());
         let witness = self.pool.witness.load(self.pool.uuid).map_err(|error| refused(&error))?;
         let witness = witness.filter(|witness| witness.epoch == self.pool.epoch);
@@ -176,7 +182,8 @@ impl Search {
         if stand_in.has_stragglers() {
             primary.await_stragglers();
         }
-        let samples = samples::take(&*primary, samples, PATIENCE).map_err(|_| Why::Absent)?;
+        let samples = samples::take(&*primary, samples, PATIENCE);
+        let samples = samples.map_err(|error| unreadable(&error))?;
         // Last, since this makes the connections that the shards get.
         primary.prepare(self.pool.shards).map_err(|error| refused(&error))?;
         if let Some(remark) = primary.remark() {
@@ -199,6 +206,10 @@ impl Search {
             None => Ok(()),
         }
     }
+}
+
+fn unreadable(error: &dyn std::error::Error) -> Why {
+    Why::Unreadable(format!("it cannot be read: {error}"))
 }
 
 fn why(error: OpenError) -> Why {

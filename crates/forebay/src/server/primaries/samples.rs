@@ -20,7 +20,7 @@
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 
-use forebay_block::{ByteRange, IoResult, VolumeId};
+use forebay_block::{ByteRange, IoBuf, IoResult, VolumeId};
 use forebay_codec::crc32c;
 use forebay_device::BlockDevice;
 use forebay_format::Superblock;
@@ -167,10 +167,11 @@ pub fn file_name(uuid: [u8; 16]) -> String {
     file_of(uuid, KIND)
 }
 
-/// Compares a primary with its recorded samples; `None` if there are none.
+/// Compares a primary with its recorded samples; `None` if there are none. A place that cannot be
+/// read tells nothing.
 ///
 /// # Errors
-/// If it cannot be read, or has not answered for as long as `patience`.
+/// If none of the places can be read, or it has not answered for as long as `patience`.
 pub fn compare(
     primary: &dyn BlockDevice,
     samples: &[Sample],
@@ -184,17 +185,26 @@ pub fn compare(
     }
     let ranges: Vec<ByteRange> = known.iter().map(|one| one.range).collect();
     let found = open(primary, patience)?.read_many(&ranges)?;
-    let differs = known.iter().zip(&found).find(|(one, now)| one.crc != Some(crc32c(now)));
-    let blank = found.iter().all(|now| now.iter().all(|&byte| byte == found[0][0]));
-    Ok(Some(Compared { changed: differs.map(|(one, _)| one.range.offset), blank }))
+    let pairs = known.iter().zip(&found).filter_map(|(one, now)| Some((one, now.as_ref()?)));
+    let differs = pairs.clone().find(|(one, now)| one.crc != Some(crc32c(now)));
+    let changed = differs.map(|(one, _)| one.range.offset);
+    Ok(Some(Compared { changed, blank: is_blank(pairs.map(|(_, now)| now)) }))
+}
+
+/// Whether all of these buffers, none of which is empty, consist of one repeated byte.
+pub fn is_blank<'a>(found: impl Iterator<Item = &'a IoBuf>) -> bool {
+    let mut bytes = found.flat_map(|buf| buf.iter());
+    let first = bytes.next();
+    bytes.all(|byte| Some(byte) == first)
 }
 
 /// The samples of a primary. Checksums in `known` are taken as they are, since a record is correct
 /// until it is voided; the other places are read, after a flush. While stragglers may still change
-/// these, they are left off the record.
+/// these, they are left off the record, as is a place that cannot be read.
 ///
 /// # Errors
-/// If it cannot be flushed or read, or has not answered for as long as `patience`.
+/// If it cannot be flushed, if none of these places can be read, or if it has not answered for as
+/// long as `patience`.
 pub fn take(
     primary: &dyn BlockDevice,
     known: &[Sample],
@@ -208,7 +218,7 @@ pub fn take(
     flush(primary, patience)?;
     let ranges: Vec<ByteRange> = unread.iter().map(|sample| sample.range).collect();
     for (sample, found) in unread.iter_mut().zip(&open(primary, patience)?.read_many(&ranges)?) {
-        sample.crc = Some(crc32c(found));
+        sample.crc = found.as_ref().map(|found| crc32c(found));
     }
     Ok(samples)
 }
@@ -295,10 +305,70 @@ pub fn places(size: u64) -> Vec<ByteRange> {
 #[cfg(test)]
 pub mod tests {
     use std::fs;
+    use std::rc::Rc;
 
-    use forebay_device::MemoryDevice;
+    use forebay_block::{Completion, DeviceInfo, Instant, Io, IoOp, IoQueue};
+    use forebay_device::{MemoryDevice, Ring};
 
     use super::*;
+
+    /// A device that fails to read the ranges that begin in one of these.
+    pub struct Sore(pub MemoryDevice, pub Vec<ByteRange>);
+
+    struct SoreQueue(Box<dyn IoQueue>, Vec<ByteRange>, Vec<Completion>);
+
+    impl BlockDevice for Sore {
+        fn info(&self) -> &DeviceInfo {
+            self.0.info()
+        }
+
+        fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
+            Ok(Box::new(SoreQueue(self.0.open_queue(ring)?, self.1.clone(), Vec::new())))
+        }
+    }
+
+    impl IoQueue for SoreQueue {
+        fn info(&self) -> &DeviceInfo {
+            self.0.info()
+        }
+
+        fn submit(&mut self, now: Instant, io: Io) -> Result<(), Io> {
+            let is_bad =
+                self.1.iter().any(|bad| (bad.offset..bad.end()).contains(&io.range.offset));
+            if io.op != IoOp::Read || !is_bad {
+                return self.0.submit(now, io);
+            }
+            self.2.push(io.complete(Err(forebay_block::ErrorKind::Media.into())));
+            Ok(())
+        }
+
+        fn poll(&mut self, now: Instant, done: &mut Vec<Completion>) {
+            done.append(&mut self.2);
+            self.0.poll(now, done);
+        }
+    }
+
+    /// Regression: one bad sector took a whole primary out of service, silently.
+    #[test]
+    fn a_place_that_cannot_be_read_tells_nothing() {
+        let device = MemoryDevice::new(1 << 20);
+        let patience = Blocking::PATIENCE;
+        let samples = take(&device, &[], patience).expect("memory can be read");
+        let mut queue = Blocking::open(&device).expect("memory can be opened");
+        queue.write(8192, IoBuf::copy_of(&[1; 512])).expect("it can be written");
+        let compared =
+            |bad: Vec<ByteRange>| compare(&Sore(device.clone(), bad), &samples, patience);
+        let changed = compared(vec![samples[1].range]).expect("others are read");
+        assert_eq!(changed, Some(Compared { changed: Some(8192), blank: false }));
+        let changed = compared(vec![samples[2].range]).expect("others are read");
+        assert_eq!(changed, Some(Compared { changed: None, blank: true }));
+        let none = compared(vec![ByteRange::new(0, 1 << 20)]).expect_err("none is read");
+        assert_eq!(none.kind(), forebay_block::ErrorKind::Media);
+        let taken = take(&Sore(device.clone(), vec![samples[2].range]), &[], patience);
+        let taken = taken.expect("others are read");
+        let unread = taken.iter().filter(|sample| sample.crc.is_none());
+        assert_eq!(unread.map(|sample| sample.range).collect::<Vec<_>>(), [samples[2].range]);
+    }
 
     /// A superblock as far as samples look at it.
     pub fn superblock(uuid: [u8; 16], epoch: u32, generation: u64) -> Superblock {
