@@ -12,8 +12,8 @@ use std::sync::{Arc, PoisonError};
 
 use forebay_block::sync::{Mutex, MutexGuard};
 use forebay_block::{
-    Completion, DeviceInfo, Instant, Io, IoBuf, IoOp, IoQueue, IoResult, IoTag, VOLUMES_MAX,
-    VolumeId,
+    Completion, DeviceInfo, ErrorKind, Instant, Io, IoBuf, IoOp, IoQueue, IoResult, IoTag,
+    VOLUMES_MAX, VolumeId,
 };
 use forebay_device::{BlockDevice, Ring};
 use forebay_engine::Target;
@@ -185,7 +185,7 @@ impl Devices {
             let target = lane.target;
             for done in completions.drain(..) {
                 let lane = &mut self.lanes[at];
-                lane.note_time(now, done.tag);
+                lane.note_time(now, &done);
                 if done.buf.len() > LARGE && !lane.was_large_write(done.tag) {
                     self.large.push_back((target, done));
                     continue;
@@ -334,10 +334,13 @@ impl Lane {
         Self { target, queue, waiting, in_flight: 0, large_writes, flushes: 0, timed }
     }
 
-    /// Counts the latency of a primary's completed request.
-    fn note_time(&mut self, now: Instant, tag: IoTag) {
+    /// Counts the latency of a primary's completed request, if the primary answered it.
+    fn note_time(&mut self, now: Instant, done: &Completion) {
+        let is_answered =
+            !matches!(&done.result, Err(error) if error.kind() == ErrorKind::DeviceGone);
         if let Some(timed) = &mut self.timed
-            && let Some((since, op)) = timed.since.remove(&tag)
+            && let Some((since, op)) = timed.since.remove(&done.tag)
+            && is_answered
         {
             count_latency(&mut timed.latencies, op, now.since(since));
         }
@@ -370,5 +373,32 @@ impl Lane {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_block::ByteRange;
+    use forebay_device::{AwayDevice, MemoryDevice};
+
+    use super::*;
+
+    #[test]
+    fn a_request_that_no_primary_answered_has_no_latency() {
+        let ring = Ring::new(8, None).unwrap();
+        let read_at = |device: &dyn BlockDevice| {
+            let gates = gates([device.info()].into_iter(), 1);
+            let primaries = [(VolumeId(0), device)];
+            let mut devices = Devices::open(&ring, None, &primaries, (0, gates)).unwrap();
+            let read = Io::read(IoTag(7), ByteRange::new(0, 512), IoBuf::zeroed(512));
+            devices.submit(Instant(0), Target::Primary(VolumeId(0)), read);
+            let mut results = Vec::new();
+            devices.poll(Instant(1), &mut [], |_, done| results.push(done.result.is_ok()));
+            let (_, latencies) = devices.primary_latencies().next().unwrap();
+            (results, latencies.iter().map(|latency| latency.count()).sum::<u64>())
+        };
+        assert_eq!(read_at(&MemoryDevice::new(1 << 20)), (vec![true], 1));
+        let away = AwayDevice::new(1 << 20, "nbd://test", "nbd://test", String::new());
+        assert_eq!(read_at(&away), (vec![false], 0));
     }
 }
