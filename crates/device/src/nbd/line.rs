@@ -15,7 +15,7 @@ use super::debts::Ledger;
 use super::session::Session;
 use super::terms::Terms;
 
-/// Maximum number of requests in one queue.
+/// Maximum number of requests in one queue, without changes that must wait.
 const QUEUE_MAX: usize = 256;
 /// Maximum silence of a server that has requests of ours.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
@@ -66,6 +66,8 @@ struct Held {
     until: Option<Instant>,
     /// Whether that time is over, and what is left waits for room in the queue.
     is_over: bool,
+    /// Bounded by the requests that the queue's owner has in flight: a full queue would block the
+    /// reads behind.
     changes: VecDeque<Io>,
 }
 
@@ -150,9 +152,6 @@ impl Line {
         if let Some(held) = &mut self.held
             && io.op.changes_data()
         {
-            if held.changes.len() >= QUEUE_MAX {
-                return Err(io);
-            }
             held.until.get_or_insert(now + held.time);
             held.changes.push_back(io);
             return Ok(());
@@ -295,5 +294,33 @@ impl Default for Parting {
     /// Parting without waiting.
     fn default() -> Self {
         Self { patience: Duration::ZERO, grace: Duration::ZERO, failed_here: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_block::{ByteRange, IoBuf};
+
+    use super::*;
+
+    /// Regression: reads waited behind the 257th change that was held back.
+    #[test]
+    fn a_read_passes_any_number_of_changes_that_wait() {
+        let ledger = Ledger::open(&std::sync::Arc::default());
+        let mut line = Line::new(DeviceInfo::plain(1 << 20, "nbd://test"), ledger);
+        line.hold_changes(STRAGGLE_MAX);
+        let mut done = Vec::new();
+        let count = 4 * QUEUE_MAX as u64;
+        for tag in 0..count {
+            let change = Io::write(IoTag(tag), 0, IoBuf::zeroed(512));
+            assert!(line.submit(Instant(0), change).is_ok(), "{tag}");
+        }
+        let read = Io::read(IoTag(count), ByteRange::new(0, 512), IoBuf::zeroed(512));
+        assert!(line.submit(Instant(0), read).is_ok());
+        line.poll(&mut done);
+        assert_eq!(done.drain(..).map(|end| end.tag).collect::<Vec<_>>(), [IoTag(count)]);
+        assert!(!line.release(Instant(0)) && line.release(Instant(0) + STRAGGLE_MAX));
+        line.poll(&mut done);
+        assert_eq!(done.len() as u64, count);
     }
 }
