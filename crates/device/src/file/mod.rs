@@ -11,7 +11,7 @@ mod queue;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -64,6 +64,8 @@ struct Shared {
     info: DeviceInfo,
     direct: bool,
     is_block: bool,
+    /// The sysfs directory of a block device, if it had one when it was opened.
+    node: Option<PathBuf>,
     /// A remark for the user about how it was opened.
     remark: Option<String>,
 }
@@ -128,7 +130,8 @@ impl FileDevice {
         let mut info = probe::info(&file, identity, size, &way, is_block, mode.read_only);
         info.name = name;
         let direct = matches!(way, Way::Direct(_));
-        let shared = Shared { file, info, direct, is_block, remark };
+        let node = if is_block { probe::node(&file) } else { None };
+        let shared = Shared { file, info, direct, is_block, node, remark };
         Ok(Self { shared: Arc::new(shared) })
     }
 

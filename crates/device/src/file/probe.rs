@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Seek as _, SeekFrom};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use forebay_block::{DeviceInfo, IoBuf};
 use rustix::fs::{AtFlags, FallocateFlags, StatxFlags};
@@ -25,6 +25,41 @@ const PUNCHING: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0xf2f
 /// Size of a file or block device, in bytes.
 pub(super) fn size(mut file: &File) -> io::Result<u64> {
     file.seek(SeekFrom::End(0))
+}
+
+/// Most devices below one another that are followed, such as LVM over md over partitions.
+const LAYERS_MAX: u32 = 8;
+
+/// The sysfs directory of a block device, if there is one.
+pub(super) fn node(file: &File) -> Option<PathBuf> {
+    let number = file.metadata().ok()?.rdev();
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let node = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    node.is_dir().then_some(node)
+}
+
+/// Whether the disk of a block device with this sysfs directory was removed: a partition, LVM and
+/// md keep their size, and fail requests as a bad sector does. Devices over several disks count as
+/// removed when all of these are.
+pub(super) fn is_removed(node: &Path) -> bool {
+    !is_there(node, LAYERS_MAX)
+}
+
+fn is_there(node: &Path, layers: u32) -> bool {
+    if layers == 0 {
+        return true;
+    }
+    let size = std::fs::read_to_string(node.join("size"));
+    if !size.is_ok_and(|size| size.trim() != "0") {
+        return false;
+    }
+    if node.join("partition").exists() {
+        return is_there(&node.join(".."), layers - 1);
+    }
+    let Ok(below) = std::fs::read_dir(node.join("slaves")) else { return true };
+    // The link to a removed disk stays, and leads nowhere.
+    let mut below = below.filter_map(Result::ok).peekable();
+    below.peek().is_none() || below.any(|one| is_there(&one.path(), layers - 1))
 }
 
 /// How a file is read and written.
@@ -199,6 +234,68 @@ impl BlockQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A directory as sysfs has it: a disk and its partition, LVM over md over both, and LVM over
+    /// the partition.
+    struct Sysfs(PathBuf);
+
+    impl Sysfs {
+        fn new() -> Self {
+            let all = std::env::temp_dir().join(format!("forebay-sysfs-{}", std::process::id()));
+            let sysfs = Self(all);
+            for (name, below) in [
+                ("disk", &[][..]),
+                ("disk/part", &[]),
+                ("other", &[]),
+                ("md", &["disk/part", "other"]),
+                ("lvm", &["md"]),
+                ("single", &["disk/part"]),
+            ] {
+                let slaves = sysfs.node(name).join("slaves");
+                std::fs::create_dir_all(&slaves).unwrap();
+                sysfs.resize(name, 8);
+                for (at, one) in below.iter().enumerate() {
+                    let link = slaves.join(at.to_string());
+                    std::os::unix::fs::symlink(sysfs.node(one), link).unwrap();
+                }
+            }
+            std::fs::write(sysfs.node("disk/part/partition"), "1\n").unwrap();
+            sysfs
+        }
+
+        fn node(&self, name: &str) -> PathBuf {
+            self.0.join(name)
+        }
+
+        fn resize(&self, name: &str, sectors: u64) {
+            std::fs::write(self.node(name).join("size"), format!("{sectors}\n")).unwrap();
+        }
+
+        fn removed(&self) -> Vec<&'static str> {
+            let all = ["disk", "disk/part", "md", "lvm", "single"];
+            all.into_iter().filter(|name| is_removed(&self.node(name))).collect()
+        }
+    }
+
+    impl Drop for Sysfs {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_device_is_removed_with_all_disks_below_it() {
+        let sysfs = Sysfs::new();
+        assert_eq!(sysfs.removed(), [""; 0]);
+        sysfs.resize("disk", 0);
+        assert_eq!(sysfs.removed(), ["disk", "disk/part", "single"]);
+        sysfs.resize("disk", 8);
+        assert_eq!(sysfs.removed(), [""; 0]);
+        std::fs::remove_dir_all(sysfs.node("disk")).unwrap();
+        assert_eq!(sysfs.removed(), ["disk", "disk/part", "single"]);
+        sysfs.resize("other", 0);
+        assert_eq!(sysfs.removed(), ["disk", "disk/part", "md", "lvm", "single"]);
+    }
 
     /// Every combination of sectors, size, refusal of `O_DIRECT` and reported volatility. A flush
     /// may be skipped only with direct I/O to a device without a volatile cache.

@@ -280,7 +280,8 @@ impl FileQueue {
             }
             (Step::Allocate, IoOp::WriteZeroes) if unknown => self.zero_by_writing(index),
             _ => {
-                let removed = if error == Errno::NOSPC { self.removed() } else { None };
+                let may_be_gone = matches!(error, Errno::NOSPC | Errno::IO);
+                let removed = if may_be_gone { self.removed() } else { None };
                 let error = removed.unwrap_or_else(|| IoError::from_errno(error.raw_os_error()));
                 self.finish(index, Err(error));
             }
@@ -288,10 +289,12 @@ impl FileQueue {
     }
 
     /// The error of a disk that was removed: the kernel sets its size to 0, so that reads meet its
-    /// end and writes lack space.
+    /// end and writes lack space. Requests to a partition of it, or to LVM or md over it, fail as
+    /// if the medium were bad.
     fn removed(&self) -> Option<IoError> {
-        let is_gone =
-            self.shared.is_block && probe::size(&self.shared.file).is_ok_and(|size| size == 0);
+        let is_gone = self.shared.is_block
+            && (probe::size(&self.shared.file).is_ok_and(|size| size == 0)
+                || self.shared.node.as_deref().is_some_and(probe::is_removed));
         is_gone.then(|| IoError::from_errno(Errno::NODEV.raw_os_error()))
     }
 

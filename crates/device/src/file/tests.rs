@@ -224,6 +224,31 @@ fn a_block_device_that_is_removed_is_gone_until_it_is_back() {
     assert_eq!(bench.read(8192, 4096).unwrap(), [9; 4096]);
 }
 
+/// Regression: a partition of a removed disk keeps its size, and its errors counted as answers of
+/// the medium.
+#[test]
+fn a_partition_of_a_disk_that_is_removed_is_gone() {
+    let Some(disk) = Loop::new(512) else { return };
+    let part = PathBuf::from(format!("{}p1", disk.device.display()));
+    let made = Command::new("addpart").arg(&disk.device).args(["1", "64", "1024"]).status();
+    if !made.is_ok_and(|status| status.success()) || !part.exists() {
+        println!("skipped: no partitions of loop devices here");
+        return;
+    }
+    let device = FileDevice::open(&part, OpenMode::default()).unwrap();
+    let found = std::panic::catch_unwind(|| {
+        let mut bench = Bench::new(&device);
+        bench.read(0, 4096).unwrap();
+        OpenOptions::new().write(true).open(&disk.file.0).unwrap().set_len(0).unwrap();
+        let told = Command::new("losetup").arg("--set-capacity").arg(&disk.device).status();
+        assert!(told.unwrap().success());
+        bench.read(0, 4096).unwrap_err().kind()
+    });
+    drop(device);
+    let _ = Command::new("delpart").arg(&disk.device).arg("1").status();
+    assert_eq!(found.unwrap(), ErrorKind::DeviceGone);
+}
+
 /// Sectors of one 4 KiB block written concurrently: each must survive the read-modify-write of the
 /// others. Then the whole block and one sector, in that order.
 #[test]
