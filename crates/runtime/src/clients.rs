@@ -391,17 +391,25 @@ impl Clients {
 
     /// Hands input to the sessions, and their requests to `submit`, which returns a request if
     /// there is no room for it. Returns false if a request was returned.
-    pub fn feed(&mut self, mut submit: impl FnMut(Source, Endpoint, Io) -> Result<(), Io>) -> bool {
+    pub fn feed(
+        &mut self,
+        now: Instant,
+        mut submit: impl FnMut(Source, Endpoint, Io) -> Result<(), Io>,
+    ) -> bool {
         let mut room = true;
         for &at in &self.touched {
             let connection = self.table.get_mut(at).expect("only the end of a turn drops one");
             let client = ClientKey(u64::from(at));
             let rules = connection.rules(&self.rules);
-            connection.unpark(|endpoint, io| submit(Source { client, rules }, endpoint, io));
+            connection.unpark(|arrived, endpoint, io| {
+                submit(Source { client, rules, arrived }, endpoint, io)
+            });
             connection.feed(&self.memory, (self.thread, at));
             // It may have chosen its volume just now.
             let rules = connection.rules(&self.rules);
-            connection.submit(|endpoint, io| submit(Source { client, rules }, endpoint, io));
+            connection.submit(now, |arrived, endpoint, io| {
+                submit(Source { client, rules, arrived }, endpoint, io)
+            });
             room &= !connection.is_parked();
         }
         room

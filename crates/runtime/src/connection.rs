@@ -148,8 +148,9 @@ pub struct Connection {
     leaving: bool,
     /// The socket itself; the ring has its own reference.
     socket: Option<OwnedFd>,
-    /// Requests that did not fit into the router or into the window of large requests.
-    parked: VecDeque<(Endpoint, Io)>,
+    /// Requests that did not fit into the router or into the window of large requests, and when
+    /// they arrived.
+    parked: VecDeque<(Instant, Endpoint, Io)>,
     /// Bytes of large requests at the shards.
     large: u64,
     /// Bytes of memory granted beyond its own part.
@@ -430,42 +431,46 @@ impl Connection {
     }
 
     /// Hands parked requests to `submit`, until it returns one.
-    pub fn unpark(&mut self, mut submit: impl FnMut(Endpoint, Io) -> Result<(), Io>) {
-        while let Some((endpoint, io)) = self.parked.pop_front() {
-            if let Err(io) = self.submit_one(endpoint, io, &mut submit) {
-                return self.parked.push_front((endpoint, io));
+    pub fn unpark(&mut self, mut submit: impl FnMut(Instant, Endpoint, Io) -> Result<(), Io>) {
+        while let Some((arrived, endpoint, io)) = self.parked.pop_front() {
+            if let Err(io) = self.submit_one((arrived, endpoint), io, &mut submit) {
+                return self.parked.push_front((arrived, endpoint, io));
             }
         }
     }
 
-    /// Hands the session's requests to `submit`, in order.
-    pub fn submit(&mut self, mut submit: impl FnMut(Endpoint, Io) -> Result<(), Io>) {
+    /// Hands the session's requests, which have just arrived, to `submit`, in order.
+    pub fn submit(
+        &mut self,
+        now: Instant,
+        mut submit: impl FnMut(Instant, Endpoint, Io) -> Result<(), Io>,
+    ) {
         let mut requests = mem::take(&mut self.out.ios);
         for (endpoint, io) in requests.drain(..) {
             let full = if self.parked.is_empty() {
-                self.submit_one(endpoint, io, &mut submit).err()
+                self.submit_one((now, endpoint), io, &mut submit).err()
             } else {
                 Some(io)
             };
-            self.parked.extend(full.map(|io| (endpoint, io)));
+            self.parked.extend(full.map(|io| (now, endpoint, io)));
         }
         self.out.ios = requests;
     }
 
     fn submit_one(
         &mut self,
-        endpoint: Endpoint,
+        (arrived, endpoint): (Instant, Endpoint),
         io: Io,
-        submit: &mut impl FnMut(Endpoint, Io) -> Result<(), Io>,
+        submit: &mut impl FnMut(Instant, Endpoint, Io) -> Result<(), Io>,
     ) -> Result<(), Io> {
         let bytes = io.buf.len();
         if bytes <= LARGE {
-            return submit(endpoint, io);
+            return submit(arrived, endpoint, io);
         }
         if self.large > 0 && self.large + bytes as u64 > WINDOW {
             return Err(io);
         }
-        submit(endpoint, io)?;
+        submit(arrived, endpoint, io)?;
         self.large += bytes as u64;
         Ok(())
     }
@@ -712,5 +717,65 @@ impl Connection {
             Err(_) => unreachable!("the ring gives back what it was given"),
         }
         self.receiving
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::os::fd::AsFd;
+
+    use forebay_block::{ByteRange, Completion, IoBuf, IoTag};
+    use forebay_device::Ring;
+
+    use super::*;
+
+    /// A session that says nothing.
+    struct Mute;
+
+    impl Session for Mute {
+        fn receive(&mut self, bytes: &[u8], _out: &mut Outbox) -> usize {
+            bytes.len()
+        }
+
+        fn complete(&mut self, _done: Completion, _out: &mut Outbox) {}
+
+        fn wants_input(&self) -> bool {
+            true
+        }
+
+        fn in_flight(&self) -> usize {
+            0
+        }
+
+        fn shutdown(&mut self, _out: &mut Outbox) {}
+    }
+
+    /// Regression: the latency of a request above the window began when it left its line.
+    #[test]
+    fn a_parked_request_arrived_when_it_was_read() {
+        let ring = Ring::new(8, None).unwrap();
+        let socket = OwnedFd::from(std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+        let file = ring.register(socket.as_fd()).unwrap();
+        let names = (String::new(), Sender::default(), Seat::Told);
+        let mut connection =
+            Connection::new(Box::new(Mute), (file, socket), Instant(1), names, &[]);
+        let read = |tag| {
+            let range = ByteRange::new(0, WINDOW);
+            (Endpoint(0), Io::read(IoTag(tag), range, IoBuf::zeroed(WINDOW as usize)))
+        };
+        connection.out.ios = vec![read(1), read(2)];
+        let mut taken = Vec::new();
+        connection.submit(Instant(5), |arrived, _, io| {
+            taken.push((arrived, io.tag));
+            Ok(())
+        });
+        assert!(connection.is_parked());
+        connection.large = 0;
+        connection.unpark(|arrived, _, io| {
+            taken.push((arrived, io.tag));
+            Ok(())
+        });
+        assert_eq!(taken, [(Instant(5), IoTag(1)), (Instant(5), IoTag(2))]);
     }
 }

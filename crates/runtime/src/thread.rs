@@ -412,12 +412,13 @@ impl Thread {
         loop {
             let Self { router, clients, channels, shards, done, registry, .. } = self;
             router.pump(shards);
+            let now = shards.now;
             let mut submit = |from, endpoint, io| {
                 let volume = registry.volume_of(endpoint);
-                router.submit(shards.now, (from, volume), io, shards, done)
+                router.submit(now, (from, volume), io, shards, done)
             };
-            clients.feed(&mut submit);
-            channels.feed(&mut submit);
+            clients.feed(now, &mut submit);
+            channels.feed(now, &mut submit);
             self.shards.serve();
             self.apply_effects();
             if self.done.is_empty() {

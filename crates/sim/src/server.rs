@@ -154,8 +154,9 @@ impl Server {
     /// Takes a client's request.
     pub fn submit(&mut self, now: u64, tag: u64, volume: VolumeId, io: Io, done: &mut Vec<Done>) {
         let mut port = Port { units: &mut self.units, limit: self.mailbox };
-        let source = Source { client: ClientKey(tag), rules: RuleSet::default() };
-        let taken = self.router.submit(Instant(now), (source, volume), io, &mut port, done);
+        let arrived = Instant(now);
+        let source = Source { client: ClientKey(tag), rules: RuleSet::default(), arrived };
+        let taken = self.router.submit(arrived, (source, volume), io, &mut port, done);
         taken.expect("the router has room for what simulated clients ask");
     }
 

@@ -58,13 +58,15 @@ const _: () = assert!(PIECES_MAX >= WAVE as usize);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ClientKey(pub u64);
 
-/// Who sends a request.
+/// Who sends a request, and when.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Source {
     /// The caller's key for the client.
     pub client: ClientKey,
     /// The rules that may match its requests: [`RequestRules::of`].
     pub rules: RuleSet,
+    /// When the request arrived; its latency counts from here.
+    pub arrived: Instant,
 }
 
 /// The end of a client's request, with the values that statistics need.
@@ -76,7 +78,7 @@ pub struct Done {
     pub volume: VolumeId,
     /// The operation.
     pub op: IoOp,
-    /// When the router took it.
+    /// When it arrived.
     pub started: Instant,
     /// Length of its buffer, in bytes.
     pub bytes: usize,
@@ -257,8 +259,8 @@ impl Router {
             recorded.note(now, &io);
         }
         let bytes = u32::try_from(io.buf.len()).expect("frontends take no longer requests");
-        let Source { client, rules } = from;
-        let origin = Origin { client, tag: io.tag, volume, op: io.op, bytes, started: now };
+        let Source { client, rules, arrived } = from;
+        let origin = Origin { client, tag: io.tag, volume, op: io.op, bytes, started: arrived };
         if let Some(result) = self.answer_at_once(volume, &io) {
             done.push(origin.done(result, io.buf, None));
             return Ok(());

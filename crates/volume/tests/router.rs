@@ -92,7 +92,7 @@ impl World {
     }
 
     fn submit(&mut self, io: Io) {
-        let source = Source { client: CLIENT, rules: self.rules };
+        let source = Source { client: CLIENT, rules: self.rules, arrived: Instant(8) };
         let whom = (source, VOLUME);
         let taken = self.router.submit(Instant(9), whom, io, &mut self.shards, &mut self.done);
         assert!(taken.is_ok(), "the router has room");
@@ -148,7 +148,7 @@ fn a_request_within_a_stripe_passes_without_a_copy() {
     let done = world.one_done();
     assert_eq!(done.completion.buf.as_ptr(), memory);
     assert_eq!((done.client, done.completion.tag), (CLIENT, IoTag(1)));
-    assert_eq!((done.started, done.op), (Instant(9), IoOp::Write));
+    assert_eq!((done.started, done.op), (Instant(8), IoOp::Write));
 }
 
 #[test]

@@ -116,11 +116,16 @@ impl Channels {
     }
 
     /// Hands requests for the volumes to `submit`, which returns one if there is no room for it.
-    pub fn feed(&mut self, mut submit: impl FnMut(Source, Endpoint, Io) -> Result<(), Io>) {
+    pub fn feed(
+        &mut self,
+        now: Instant,
+        mut submit: impl FnMut(Source, Endpoint, Io) -> Result<(), Io>,
+    ) {
         for (place, channel) in self.places.iter_mut().enumerate() {
             let Some(channel) = channel else { continue };
             let client = ClientKey(OURS | place as u64);
-            channel.feed(&mut |rules, endpoint, io| submit(Source { client, rules }, endpoint, io));
+            let source = |rules| Source { client, rules, arrived: now };
+            channel.feed(&mut |rules, endpoint, io| submit(source(rules), endpoint, io));
         }
     }
 
