@@ -26,6 +26,7 @@ use rustix::io::Errno;
 
 use super::{Channel, Submit};
 use crate::message::End;
+use crate::pace::{Allowance, LARGE};
 use crate::sender::Processes;
 
 /// Requests from the device in flight in one thread; the kernel keeps the others.
@@ -191,16 +192,21 @@ impl FuseChannel {
         self.config.responder.request(parts, &self.pool)
     }
 
-    /// Reads pending messages, up to a limit; the next turn's watch finds the others.
+    /// Reads pending messages, up to a limit, and as far as the turn has time to copy large ones.
+    /// The next turn's watch finds the others.
     fn read_device(&mut self) {
+        let mut allowance = Allowance::FULL;
         for _ in 0..DEVICE_BATCH {
-            if self.device_tickets.is_full() || self.over {
+            if self.device_tickets.is_full() || self.over || !allowance.is_left() {
                 return;
             }
             let mut message = std::mem::take(&mut self.message);
             let found = rustix::io::read(&self.config.device, &mut message);
             let go_on = match found {
                 Ok(bytes) => {
+                    if bytes > LARGE {
+                        allowance.spend(bytes);
+                    }
                     self.take_message(&message[..bytes]);
                     true
                 }
@@ -406,4 +412,64 @@ impl Channel for FuseChannel {
 /// `POLLIN`.
 fn libc_pollin() -> u32 {
     u32::from(rustix::event::PollFlags::IN.bits())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Seek;
+    use std::sync::mpsc::channel;
+
+    use forebay_block::IoResult;
+
+    use super::*;
+    use crate::pace::TURN;
+    use crate::testing::TempDir;
+
+    /// A file system that answers nothing.
+    struct Mute;
+
+    impl Responder for Mute {
+        fn request(&self, _parts: Parts<'_>, _pool: &BufPool) -> Step {
+            Step::Silent
+        }
+
+        fn finish(&self, _ticket: Ticket, _result: IoResult<()>) -> Step {
+            Step::Silent
+        }
+
+        fn told(&self, _ticket: Ticket, _text: Vec<u8>) -> Answer {
+            unreachable!("no text is asked for")
+        }
+
+        fn refuse(&self, _parts: Parts<'_>) -> Step {
+            Step::Silent
+        }
+    }
+
+    /// Regression: one turn copied 64 messages of 256 KiB. The device is a file here, every read of
+    /// which is a message.
+    #[test]
+    fn a_turn_reads_no_more_large_messages_than_it_has_time_for() {
+        let dir = TempDir::new();
+        let path = dir.path("device");
+        File::create(&path).unwrap().set_len(64 << 20).unwrap();
+        let read_in_a_turn = |request_bytes: usize| {
+            let mut device = File::open(&path).unwrap();
+            let mount = Mount {
+                device: device.try_clone().unwrap().into(),
+                responder: Arc::new(Mute),
+                request_bytes,
+                rings: None,
+            };
+            let (ring, asks) = (Ring::new(8, None).unwrap(), channel().0);
+            let ring = (&ring, Clock::start());
+            let opened = FuseChannel::open((0, 1), 0, ring, BufPool::default(), mount, asks);
+            opened.unwrap().read_device();
+            device.stream_position().unwrap() as usize
+        };
+        let message = (256 << 10) + DEVICE_HEAD;
+        assert_eq!(read_in_a_turn(256 << 10), TURN.div_ceil(message) * message);
+        assert_eq!(read_in_a_turn(0), DEVICE_BATCH * DEVICE_HEAD);
+    }
 }
