@@ -2,12 +2,19 @@
 //! the programs may be removed. `tools/tour` does the same with a package and systemd.
 
 mod support;
+#[path = "support/tools.rs"]
+mod tools;
 
-use std::fs;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use support::{Place, client, forebay};
+use tools::{have, succeeds};
+
+/// An exclusive open of a block device.
+const O_EXCL: i32 = 0o200;
 
 fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -96,6 +103,46 @@ fn setup_destroys_nothing_that_is_not_named() {
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let blank = fs::read(place.path("ssd.img")).expect("it is there");
     assert!(blank[..128 << 10].iter().all(|&byte| byte == 0), "serve will take it");
+}
+
+/// Regression: the ends of a disk were overwritten, and with them its partition table, while one of
+/// its partitions was in use. Here a process of the test uses the partition, which no list shows.
+#[test]
+fn setup_overwrites_no_disk_with_a_partition_in_use() {
+    let place = Place::new();
+    place.make("primary", 64 << 20);
+    place.make("ssd.img", 64 << 20);
+    if !is_root(&place) || !Path::new("/dev/loop-control").exists() || !have(&["addpart"]) {
+        return;
+    }
+    client("mkfs.ext4", &["-q", "-F", &place.text("ssd.img")]);
+    let disk = client("losetup", &["--find", "--show", "--partscan", &place.text("ssd.img")]);
+    let disk = Loop(disk.trim().to_owned());
+    client("addpart", &[&disk.0, "1", "2048", "65536"]);
+    let exclusive = OpenOptions::new().read(true).custom_flags(O_EXCL).open(disk.0.clone() + "p1");
+    let exclusive = exclusive.expect("it is a partition");
+    let before = fs::read(&disk.0).expect("it is read");
+    let flags = ["primary", "cache", "overwrite"].map(|flag| match flag {
+        "primary" => format!("--primary={}", place.text("primary")),
+        flag => format!("--{flag}={}", disk.0),
+    });
+    let output = setup(&place, &[&flags[0], &flags[1], &flags[2], "--yes"]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("a partition of it is in use"), "{}", said(&output));
+    assert!(fs::read(&disk.0).expect("it is read") == before, "nothing has changed");
+    assert!(!place.path("etc").exists());
+    drop(exclusive);
+    let output = setup(&place, &[&flags[0], &flags[1], &flags[2], "--yes"]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+}
+
+/// A loop device, removed at the end.
+struct Loop(String);
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        succeeds("losetup", &["--detach", &self.0]);
+    }
 }
 
 #[test]

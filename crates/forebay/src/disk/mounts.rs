@@ -65,7 +65,7 @@ fn takes_device(kinds: &str, kind: &str) -> bool {
 }
 
 /// The numbers of the block device at an absolute path.
-fn numbers_of(root: &Path, path: &Path) -> Option<String> {
+pub fn numbers_of(root: &Path, path: &Path) -> Option<String> {
     let found = fs::metadata(root.join(path.strip_prefix("/").ok()?)).ok()?;
     let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
     found.file_type().is_block_device().then(|| format!("{major}:{minor}"))

@@ -112,6 +112,10 @@ fn primary(facts: &Facts<'_>, volume: &VolumeConfig) -> Vec<Finding> {
             let what = format!("{shown}, the primary of {name}, is part of {}", holders.join(", "));
             found.push(wrong("primary", what, "name that device as the primary instead"));
         }
+        for swap in device.swaps(facts.host) {
+            let what = format!("{shown}, the primary of {name}, is used as swap: {swap}");
+            found.push(wrong("primary", what, format!("swapoff {swap}")));
+        }
         found.extend(unstable(facts, "primary", &device, &path));
     }
     found.extend(writers(facts, name, &path));
@@ -298,11 +302,18 @@ mod tests {
         config.volumes[0].primary = path.display().to_string();
         assert_eq!(found(&place, &config), [], "in order");
         let mount = format!("36 22 {numbers} / /srv/db rw - xfs /dev/x rw\n");
-        let cases: [(&str, &str, &str); 4] = [
+        // A partition has the numbers of the only device that is known here.
+        place.put(&format!("{sys}/sdb1/partition"), "1").put(&format!("{sys}/sdb1/dev"), &numbers);
+        let _ = fs::create_dir_all(place.0.join("dev"));
+        std::os::unix::fs::symlink(&path, place.0.join("dev/swap")).expect("it can be made");
+        let swaps = "Filename Type Size Used Priority\n/dev/swap partition 1 0 -2\n";
+        let cases: [(&str, &str, &str); 6] = [
             (&format!("{sys}/queue/rotational"), "1", "rotational disk"),
             (&format!("{sys}/queue/discard_max_bytes"), "0", "no discards"),
             ("/proc/self/mountinfo", &mount, "mounted at /srv/db"),
             (&format!("{sys}/holders/dm-0"), "", "is part of dm-0"),
+            (&format!("{sys}/sdb1/holders/dm-1"), "", "is part of dm-1"),
+            ("/proc/swaps", swaps, "is used as swap: /dev/swap"),
         ];
         for (file, text, what) in cases {
             let before = fs::read_to_string(place.0.join(&file[1..])).ok();
@@ -311,7 +322,7 @@ mod tests {
             assert!(found.len() == 1 && found[0].what.contains(what), "{what}: {found:?}");
             match before {
                 Some(before) => drop(place.put(file, &before)),
-                None => fs::remove_dir_all(place.0.join(&sys[1..]).join("holders")).expect("ours"),
+                None => fs::remove_file(place.0.join(&file[1..])).expect("it is ours"),
             }
         }
     }

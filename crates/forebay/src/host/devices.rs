@@ -8,6 +8,7 @@ use std::process::Command;
 
 use forebay_control::units::Size;
 
+use crate::disk::block::names;
 use crate::disk::mounts;
 use crate::host::Host;
 use crate::server::cache::foreign;
@@ -92,28 +93,40 @@ impl Device {
         self.queue("discard_max_bytes").is_some_and(|text| text != "0")
     }
 
-    /// The devices built on it, such as those of LVM and RAID.
+    /// The directories of its partitions in sysfs.
+    fn partitions(&self) -> Vec<PathBuf> {
+        let all = names(&self.dir).into_iter().map(|name| self.dir.join(name));
+        all.filter(|part| part.join("partition").exists()).collect()
+    }
+
+    /// The devices built on it or on its partitions, such as those of LVM and RAID.
     pub fn holders(&self) -> Vec<String> {
-        crate::disk::block::names(&self.dir.join("holders"))
+        let parts = self.partitions();
+        let all = std::iter::once(&self.dir).chain(&parts);
+        all.flat_map(|dir| names(&dir.join("holders"))).collect()
     }
 
     /// It and its partitions, as `8:16`.
     fn with_partitions(&self) -> Vec<String> {
-        let mut all = vec![self.numbers.clone()];
-        for name in crate::disk::block::names(&self.dir) {
-            let part = self.dir.join(&name);
-            if part.join("partition").exists()
-                && let Ok(numbers) = fs::read_to_string(part.join("dev"))
-            {
-                all.push(numbers.trim().to_owned());
-            }
-        }
-        all
+        let parts = self.partitions().into_iter();
+        let numbers = parts.filter_map(|part| fs::read_to_string(part.join("dev")).ok());
+        let numbers = numbers.map(|numbers| numbers.trim().to_owned());
+        std::iter::once(self.numbers.clone()).chain(numbers).collect()
     }
 
     /// Where file systems on it or on its partitions are mounted.
     pub fn mounted(&self, host: &Host) -> Vec<PathBuf> {
         mounts::of_devices(&host.at("/"), &self.with_partitions()).unwrap_or_default()
+    }
+
+    /// It or its partitions, as far as they are used as swap.
+    pub fn swaps(&self, host: &Host) -> Vec<String> {
+        let own = self.with_partitions();
+        let is_own = |swap: &String| {
+            let numbers = mounts::numbers_of(&host.at("/"), Path::new(swap));
+            numbers.is_some_and(|numbers| own.contains(&numbers))
+        };
+        host.swaps().into_iter().filter(is_own).collect()
     }
 
     /// Percent of its life that is used up, if `smartctl` can tell.

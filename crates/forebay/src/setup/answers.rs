@@ -142,7 +142,7 @@ fn local(primary: &str) -> Option<PathBuf> {
     (!remote).then(|| PathBuf::from(primary.strip_prefix("file:").unwrap_or(primary)))
 }
 
-/// Fails if the device is in use.
+/// Fails if the device or a partition of it is in use.
 fn unused(host: &Host, device: &Device) -> anyhow::Result<()> {
     if let Some(place) = device.mounted(host).first() {
         let place = place.display();
@@ -151,9 +151,8 @@ fn unused(host: &Host, device: &Device) -> anyhow::Result<()> {
     if let Some(holder) = device.holders().first() {
         bail!("it is part of {holder}; name that device, or remove it first");
     }
-    let real = device.path.canonicalize().unwrap_or_else(|_| device.path.clone());
-    if host.swaps().iter().any(|swap| Path::new(swap) == real) {
-        bail!("it is used as swap; first: swapoff {}", real.display());
+    if let Some(swap) = device.swaps(host).first() {
+        bail!("it is used as swap; first: swapoff {swap}");
     }
     Ok(())
 }

@@ -7,8 +7,8 @@ mod ask;
 mod plan;
 
 use std::fs::{self, File};
-use std::io::{Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::io::{ErrorKind, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -16,6 +16,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use forebay_control::config::{Config, ConfigError, check_name};
 use forebay_control::units::{Size, Time};
+use rustix::fs::OFlags;
 
 use crate::client::Daemon;
 use crate::host::Host;
@@ -117,9 +118,19 @@ pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
 }
 
 /// Overwrites both ends of the cache device, by which a file system or partition table is known.
+/// The kernel opens no device that is in use, not even by one of its partitions.
 fn blank(path: &Path) -> anyhow::Result<()> {
     let shown = || format!("{}", path.display());
-    let file = File::options().read(true).write(true).open(path).with_context(shown)?;
+    let alone = OFlags::EXCL.bits() as i32;
+    let opened = File::options().read(true).write(true).custom_flags(alone).open(path);
+    let file = match opened {
+        Err(error) if error.kind() == ErrorKind::ResourceBusy => bail!(
+            "{}: it or a partition of it is in use, perhaps mounted in a container; nothing was \
+             overwritten",
+            path.display()
+        ),
+        opened => opened.with_context(shown)?,
+    };
     let size = (&file).seek(SeekFrom::End(0)).with_context(shown)?;
     let zeros = vec![0; usize::try_from(foreign::EXAMINED.min(size)).unwrap_or(0)];
     file.write_all_at(&zeros, 0).with_context(shown)?;
