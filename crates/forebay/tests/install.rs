@@ -235,8 +235,9 @@ fn programs_may_be_removed_when_every_primary_is_complete() {
     let (place, arguments) = Place::with_disk();
     let ask = || {
         let control = format!("--control={}", place.text("control.sock"));
-        let output =
-            forebay(&["may-remove", &control, &format!("--state={}", place.text("state"))]);
+        let state = format!("--state={}", place.text("state"));
+        let config = format!("--config={}", place.text("none.toml"));
+        let output = forebay(&["may-remove", &control, &state, &config]);
         (output.status.code(), said(&output))
     };
     assert_eq!(ask().0, Some(0), "nothing was ever served");
@@ -251,4 +252,57 @@ fn programs_may_be_removed_when_every_primary_is_complete() {
     assert!(why.contains("holds data that is not on its primaries"), "{why}");
     place.start(&arguments).stop(&["--drain"]);
     assert_eq!(ask(), (Some(0), String::new()));
+    // A damaged record says nothing.
+    let state = fs::read_dir(place.path("state")).expect("it is there").flatten();
+    let mut files = state.map(|file| file.path());
+    let is_witness = |path: &PathBuf| path.extension() == Some("witness".as_ref());
+    let witness = files.find(is_witness).expect("there is one");
+    fs::write(&witness, "rubbish").expect("it is ours");
+    let (code, why) = ask();
+    let name = witness.file_name().expect("it has one").to_string_lossy().into_owned();
+    assert_eq!(code, Some(1), "{why}");
+    assert!(why.contains(&name) && why.contains("it is unknown whether the cache holds"), "{why}");
+}
+
+/// Regression: only the usual socket and state directory were examined.
+#[test]
+fn the_configuration_names_the_server_and_the_state_that_hinder_a_removal() {
+    let (place, arguments) = Place::with_disk();
+    let config = place.text("forebay.toml");
+    let text = format!(
+        "[cache]\npath = {:?}\nstate_dir = {:?}\n[control]\nsocket = {:?}\n\
+         [server]\nnbd = [\"unix:{}\"]\n[[volume]]\nname = \"disk\"\nprimary = {:?}\n",
+        place.text("cache.img"),
+        place.text("state"),
+        place.text("control.sock"),
+        place.text("nbd.sock"),
+        place.text("disk.img"),
+    );
+    fs::write(&config, &text).expect("it can be written");
+    let flags = [
+        format!("--config={config}"),
+        format!("--control={}", place.text("none.sock")),
+        format!("--state={}", place.text("none")),
+    ];
+    let ask = || {
+        let output = forebay(&["may-remove", &flags[0], &flags[1], &flags[2]]);
+        (output.status.code(), said(&output))
+    };
+    assert_eq!(ask().0, Some(0), "nothing was ever served");
+    let server = place.start(&arguments);
+    let (code, why) = ask();
+    assert_eq!(code, Some(1));
+    let stop = format!("forebay stop --drain --control {}", place.text("control.sock"));
+    assert!(why.contains("a server serves disk") && why.contains(&stop), "{why}");
+    client("qemu-io", &["-f", "raw", "-c", "write -P 7 0 64k", "-c", "flush", &place.uri()]);
+    server.kill();
+    let (code, why) = ask();
+    assert_eq!(code, Some(1));
+    assert!(why.contains("holds data that is not on its primaries"), "{why}");
+    place.start(&arguments).stop(&["--drain"]);
+    assert_eq!(ask(), (Some(0), String::new()));
+    fs::write(&config, text + "nonsense\n").expect("it can be written");
+    let (code, why) = ask();
+    assert_eq!(code, Some(1));
+    assert!(why.contains("it is unknown where the state of the cache is"), "{why}");
 }

@@ -77,17 +77,26 @@ impl Witness {
         record.ok_or_else(bad).map(Some)
     }
 
-    /// The records of all pools. A file that is not a valid witness is left out with a warning.
+    /// The pools that have a record, whether or not it can be read.
     ///
     /// # Errors
     /// If the directory cannot be read, or has far too many files.
+    pub fn pools(&self) -> io::Result<Vec<[u8; 16]>> {
+        let all = self.state.caches_with(KIND)?;
+        if all.len() > FILES_MAX {
+            let what = format!("more than {FILES_MAX} witnesses; remove those of lost caches");
+            return Err(io::Error::other(what));
+        }
+        Ok(all)
+    }
+
+    /// The records of all pools. A file that is not a valid witness is left out with a warning.
+    ///
+    /// # Errors
+    /// As [`Witness::pools`].
     pub fn load_all(&self) -> io::Result<Vec<Record>> {
         let mut all = Vec::new();
-        for uuid in self.state.caches_with(KIND)? {
-            if all.len() == FILES_MAX {
-                let what = format!("more than {FILES_MAX} witnesses; remove those of lost caches");
-                return Err(io::Error::other(what));
-            }
+        for uuid in self.pools()? {
             match self.load(uuid) {
                 Ok(record) => all.extend(record),
                 Err(error) => tracing::warn!(%error, "left out"),
