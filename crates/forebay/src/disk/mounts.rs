@@ -64,6 +64,21 @@ fn takes_device(kinds: &str, kind: &str) -> bool {
     kinds.lines().any(|line| line.strip_prefix('\t') == Some(kind))
 }
 
+/// The devices of the file system that an absolute path without symbolic links is on, as `7:0`.
+pub fn devices_of(root: &Path, path: &Path) -> io::Result<Vec<String>> {
+    let over = below(root)?.into_iter().filter(|entry| path.starts_with(&entry.place));
+    // The last one made hides the others.
+    let Some(entry) = over.max_by_key(|entry| entry.place.as_os_str().len()) else {
+        return Ok(Vec::new());
+    };
+    let kinds = fs::read_to_string(root.join(KINDS)).unwrap_or_default();
+    let by_source = entry.device.starts_with(NO_DEVICE) && takes_device(&kinds, &entry.kind);
+    Ok(match numbers_of(root, &entry.source).filter(|_| by_source) {
+        Some(numbers) => in_one_btrfs_with(root, &[numbers]),
+        None => vec![entry.device],
+    })
+}
+
 /// The numbers of the block device at an absolute path.
 pub fn numbers_of(root: &Path, path: &Path) -> Option<String> {
     let found = fs::metadata(root.join(path.strip_prefix("/").ok()?)).ok()?;
@@ -181,6 +196,12 @@ mod tests {
         put(&format!("{BTRFS}/1234/devices/other/dev"), &format!("{numbers}\n"));
         put(&format!("{BTRFS}/features/x"), "0\n");
         assert_eq!(found("250:8"), ["/one", "/two"]);
+        let mut devices = devices_of(&root, Path::new("/two/x")).expect("there is a list");
+        devices.sort_by_key(|device| device == "250:8");
+        assert_eq!(devices[0], numbers);
+        assert_eq!(devices.last().map(String::as_str), Some("250:8"));
+        assert_eq!(devices_of(&root, Path::new("/five/x/y")).expect("a list"), ["250:9"]);
+        assert!(devices_of(&root, Path::new("/fives")).expect("a list").is_empty());
         fs::remove_dir_all(&root).expect("it is ours");
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod devices;
 pub mod overlap;
+pub mod own_disks;
 
 use std::fs;
 use std::path::{Path, PathBuf};

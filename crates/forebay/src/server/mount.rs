@@ -90,6 +90,11 @@ impl MountPoint {
         Self { place, lasts: AtomicBool::new(lasts), left: AtomicBool::new(false) }
     }
 
+    /// Its directory.
+    pub fn place(&self) -> &Path {
+        &self.place
+    }
+
     /// The path of a volume's file.
     pub fn file(&self, volume: &str) -> String {
         self.place.join(volume).display().to_string()
@@ -160,7 +165,8 @@ impl MountPoint {
         Ok(())
     }
 
-    fn devices(&self) -> Vec<String> {
+    /// The loop devices over its files.
+    pub fn devices(&self) -> Vec<String> {
         loops::below(&self.place)
     }
 }

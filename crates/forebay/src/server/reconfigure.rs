@@ -20,7 +20,8 @@ use forebay_engine::{DrainProgress, Mode, Setting};
 use forebay_runtime::{Pool, StateDir, VolumeStats};
 
 use crate::disk::loops;
-use crate::host::overlap;
+use crate::host::own_disks::OwnDisks;
+use crate::host::{Host, overlap};
 use crate::server::applying::{self, Applying};
 use crate::server::cache::size;
 use crate::server::control::locked;
@@ -130,6 +131,7 @@ impl Reconfiguration {
             ControlError::new(ControlErrorKind::Invalid, what, hint)
         };
         overlap::check(&wanted.config).map_err(invalid)?;
+        self.own_disks().check(&Host::default(), &wanted.config).map_err(invalid)?;
         if matches!(way, Way::NewCache) {
             size::check(&wanted.config).map_err(invalid)?;
         }
@@ -141,6 +143,16 @@ impl Reconfiguration {
         let new_cache = matches!(way, Way::NewCache);
         self.check_primaries((in_force, &wanted.config), differences, new_cache)?;
         self.check_attached(differences)
+    }
+
+    /// The files and disks that this server makes of its volumes.
+    fn own_disks(&self) -> OwnDisks {
+        let mount = self.mount.as_ref();
+        let loops = mount.map(|mount| mount.devices()).unwrap_or_default();
+        OwnDisks {
+            files: mount.map(|mount| mount.place().to_owned()),
+            disks: self.disks.devices().into_iter().chain(loops).collect(),
+        }
     }
 
     /// Checks that no volume gets another primary together with a `new_cache`, which knows nothing
