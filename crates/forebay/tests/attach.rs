@@ -16,9 +16,10 @@ use std::thread;
 use std::time::Duration;
 
 use disk::{
-    FILE_SYSTEMS, attach, can_attach, can_mount, disk_of, file_content, has_ublk, mount_point,
-    open, refused, run,
+    Cleanup, FILE_SYSTEMS, attach, can_attach, can_mount, disk_of, file_content, has_ublk,
+    mount_point, open, refused, run,
 };
+use forebay_bench::rig::san::San;
 use support::{Place, Server, client, forebay, noise};
 use tools::{have, skip};
 
@@ -357,6 +358,36 @@ fn without_files_or_root_nothing_is_attached() {
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.contains("/nowhere/forebay.sock") || said.contains("root"), "{said}");
+    server.stop(&[]);
+}
+
+/// Regression: `detach` said `detached`, with the exit code 0, although the primary's flush had
+/// failed, or its reads failed.
+#[test]
+fn a_disk_that_has_lost_writes_stays_attached_and_says_so() {
+    let Some(_alone) = alone() else { return };
+    let place = Place::new();
+    let _cleanup = Cleanup::of(&place, &[]);
+    let san = San::start(&place.path("san.sock"), 64 << 20);
+    let mut arguments = disk::serve(&place, "unused", &["--mode=write-around"]);
+    arguments[1] = format!("--primary=nbd+unix:///?socket={}", place.text("san.sock"));
+    let server = place.start(&arguments);
+    let device = attach(&server, &[]);
+    let from = format!("if={}", place.text("block"));
+    // The server may have been slow, and have flushed on its own.
+    let is_lost = |round: u64| {
+        let block = noise(round, 4096);
+        fs::write(place.path("block"), &block).expect("it is written");
+        let to = format!("of={device}");
+        client("dd", &[&from, &to, "bs=4096", "seek=100", "oflag=direct", "status=none"]);
+        san.cut_power();
+        san.durable(100 << 12, 4096) != block
+    };
+    assert!((0..20).any(is_lost), "the power never failed in time");
+    let said = refused(&server, &["detach", "disk"]);
+    assert!(said.contains("not all writes") && said.contains("stays attached"), "{said}");
+    assert_eq!(server.status()["volumes"][0]["devices"], serde_json::json!([device]));
+    server.ask(&["detach", "disk"]);
     server.stop(&[]);
 }
 

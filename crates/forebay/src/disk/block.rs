@@ -172,23 +172,20 @@ fn is_one_of(file: &Path, numbers: &[String]) -> bool {
     })
 }
 
-/// Flushes a disk: the file systems on it, and the cached blocks of the disk itself.
-pub fn write_back(path: &str) {
+/// Makes all writes to a disk durable that nobody else uses; fails if that cannot be done.
+pub fn write_back(path: &str) -> anyhow::Result<()> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let open = |path: &Path| rustix::fs::open(path, flags, Mode::empty());
-    for place in mounted_above(path) {
-        let written = open(&place).and_then(rustix::fs::syncfs);
-        if let Err(error) = written {
-            tracing::warn!(%error, place = %place.display(), "not written back");
-        }
-    }
-    let written = open(Path::new(path)).and_then(rustix::fs::fsync);
+    let written = rustix::fs::open(path, flags, Mode::empty()).and_then(rustix::fs::fsync);
     if let Err(error) = written {
-        tracing::warn!(%error, path, "not written back");
+        bail!(
+            "{path}: not all writes could be made durable ({error}); it stays attached; see \
+             forebay status for the reason, then detach it again"
+        );
     }
+    Ok(())
 }
 
-/// Flushes several disks as [`write_back`] does, for a limited time. Other processes do it: a
+/// Flushes several disks and the file systems on them, for a limited time. Other processes do it: a
 /// server's thread that waits for a disk of this very server would keep the server from ending, and
 /// the kernel waits for that end before it hands a ublk device to the next one.
 pub fn write_all_back(disks: &[String]) {

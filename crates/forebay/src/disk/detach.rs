@@ -59,7 +59,7 @@ fn release_ublk(client: &Client, disk: &DiskStatus) -> anyhow::Result<Released> 
     let mounted = if disk.state == "serving" {
         let mounted = block::unmount(&device)?;
         block::alone(&device)?;
-        block::write_back(&device);
+        block::write_back(&device)?;
         client.detach(&disk.volume)?;
         mounted
     } else {
@@ -84,20 +84,22 @@ fn release_loops(volume: &VolumeStatus) -> anyhow::Result<Vec<Released>> {
     let name = Path::new("/").join(&volume.name);
     let left =
         |device: &LoopDevice| (device.file == name || device.file == file) && device.is_dead();
-    let devices: Vec<_> = ours.into_iter().chain(others.into_iter().filter(left)).collect();
-    if devices.is_empty() {
+    // Errors of one with a server are the primary's.
+    let served = ours.iter().map(|device| release(device, true));
+    let left = others.iter().filter(|device| left(device)).map(|device| release(device, false));
+    let released = served.chain(left).collect::<anyhow::Result<Vec<_>>>()?;
+    if released.is_empty() {
         bail!("volume {} is not attached; see forebay status", volume.name);
     }
-    devices.iter().map(release).collect()
+    Ok(released)
 }
 
-fn release(device: &LoopDevice) -> anyhow::Result<Released> {
+fn release(device: &LoopDevice, served: bool) -> anyhow::Result<Released> {
     let path = device.path.clone();
-    let dead = device.is_dead();
     let mounted = block::unmount(&path)?;
-    if !dead {
+    if served {
         block::alone(&path)?;
-        block::write_back(&path);
+        block::write_back(&path)?;
     }
     loops::detach(device)?;
     Ok(Released { device: path, via: Via::Fuse, mounted })
