@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -135,8 +136,11 @@ fn closed(path: &str) -> anyhow::Result<()> {
     let numbers = numbers(&with_partitions(name(path)))?;
     let limit = Instant::now() + CLOSE_PATIENCE;
     loop {
-        let users = users(&numbers);
+        let Users { known: users, hidden } = users(&numbers);
         if users.is_empty() {
+            if hidden > 0 {
+                tracing::info!(path, "{hidden} processes may have it open and cannot be examined");
+            }
             return Ok(());
         }
         if Instant::now() >= limit {
@@ -147,29 +151,58 @@ fn closed(path: &str) -> anyhow::Result<()> {
     }
 }
 
-/// The processes that have one of these block devices open, as far as this process may see that.
-fn users(numbers: &[String]) -> Vec<String> {
-    let mut users = Vec::new();
+/// The processes that have a disk open.
+struct Users {
+    known: Vec<String>,
+    /// The number of processes whose open files this process may not see.
+    hidden: usize,
+}
+
+/// The processes that have one of these block devices open.
+fn users(numbers: &[String]) -> Users {
+    let mut users = Users { known: Vec::new(), hidden: 0 };
     for id in names(Path::new("/proc")).into_iter().filter(|name| name.parse::<u32>().is_ok()) {
         let process = Path::new("/proc").join(&id);
-        let files = process.join("fd");
-        if names(&files).iter().any(|file| is_one_of(&files.join(file), numbers)) {
-            let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
-            users.push(format!("process {id} ({})", name.trim()));
+        match has_open(&process, numbers) {
+            Ok(false) => {}
+            Ok(true) => {
+                let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+                users.known.push(format!("process {id} ({})", name.trim()));
+            }
+            Err(Hidden) => users.hidden += 1,
         }
     }
     users
 }
 
+/// This process may not see the open files of another one.
+struct Hidden;
+
+/// Whether a process has one of these block devices open, by its directory. One that ends meanwhile
+/// has nothing open.
+fn has_open(process: &Path, numbers: &[String]) -> Result<bool, Hidden> {
+    let files = match fs::read_dir(process.join("fd")) {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(Hidden),
+        files => files.into_iter().flatten().flatten(),
+    };
+    let mut hidden = false;
+    for file in files {
+        match is_one_of(&file.path(), numbers) {
+            Ok(true) => return Ok(true),
+            Err(Errno::ACCESS | Errno::PERM) => hidden = true,
+            Ok(false) | Err(_) => {}
+        }
+    }
+    if hidden { Err(Hidden) } else { Ok(false) }
+}
+
 /// Whether an open file is one of these block devices. No file system is asked, as it may not
 /// answer.
-fn is_one_of(file: &Path, numbers: &[String]) -> bool {
-    let known = rustix::fs::statx(CWD, file, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE);
-    known.is_ok_and(|known| {
-        let number = format!("{}:{}", known.stx_rdev_major, known.stx_rdev_minor);
-        FileType::from_raw_mode(known.stx_mode.into()) == FileType::BlockDevice
-            && numbers.contains(&number)
-    })
+fn is_one_of(file: &Path, numbers: &[String]) -> Result<bool, Errno> {
+    let known = rustix::fs::statx(CWD, file, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
+    let number = format!("{}:{}", known.stx_rdev_major, known.stx_rdev_minor);
+    let is_block = FileType::from_raw_mode(known.stx_mode.into()) == FileType::BlockDevice;
+    Ok(is_block && numbers.contains(&number))
 }
 
 /// Makes all writes to a disk durable that nobody else uses; fails if that cannot be done.

@@ -53,10 +53,15 @@ struct Released {
 }
 
 /// Unmounts a disk made by ublk, and has the server remove it, unless it is in use. One that waits
-/// for a server would let nobody unmount: it is removed first.
+/// for a server would let nobody unmount: it is removed first. Of one that has ended, only the
+/// server's record is left.
 fn release_ublk(client: &Client, disk: &DiskStatus) -> anyhow::Result<Released> {
     let device = disk.device.clone();
-    let mounted = if disk.state == "serving" {
+    let has_ended = !Path::new(&device).exists();
+    let mounted = if has_ended {
+        client.detach(&disk.volume)?;
+        None
+    } else if disk.state == "serving" {
         let mounted = block::unmount(&device)?;
         block::alone(&device)?;
         block::write_back(&device)?;

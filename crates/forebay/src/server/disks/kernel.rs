@@ -31,6 +31,22 @@ pub struct Refusal {
     pub error: Errno,
 }
 
+impl Refusal {
+    /// Whether a removal has got so far that the disk may have ended.
+    pub fn has_ended_the_disk(&self) -> bool {
+        match self.control {
+            Control::Stop => self.error == Errno::TIMEDOUT,
+            Control::Delete | Control::DeleteLater => true,
+            _ => false,
+        }
+    }
+
+    /// Whether there is no such device.
+    pub fn is_gone(&self) -> bool {
+        self.error == Errno::NODEV
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { control, device, error } = self;
@@ -123,7 +139,7 @@ impl Kernel {
             match self.info(number) {
                 Ok(info) => devices.known.push(info),
                 // It is gone by now.
-                Err(Refusal { error: Errno::NODEV, .. }) => {}
+                Err(refusal) if refusal.is_gone() => {}
                 Err(error) => {
                     tracing::warn!(%error, "a ublk device is left out");
                     devices.complete = false;
@@ -136,6 +152,15 @@ impl Kernel {
     /// A device's description.
     pub fn info(&mut self, number: u32) -> Result<DevInfo, Refusal> {
         self.described(Control::GetInfo, Some(number), DevInfo::empty())
+    }
+
+    /// Whether there still is the device with this number and mark.
+    pub fn has(&mut self, number: u32, mark: u64) -> Result<bool, Refusal> {
+        match self.info(number) {
+            Ok(info) => Ok(info.mark == mark),
+            Err(refusal) if refusal.is_gone() => Ok(false),
+            Err(refusal) => Err(refusal),
+        }
     }
 
     /// Makes a device, without a disk; returns it as the kernel has made it.
@@ -241,5 +266,22 @@ pub fn open_device(number: u32) -> Result<OwnedFd, String> {
             Err(Errno::BUSY) => return Err(format!("{path} is open in another process")),
             Err(error) => return Err(format!("{path}: {error}")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: a removal that was not done in time was said to have changed nothing.
+    #[test]
+    fn a_removal_ends_the_disk_once_the_kernel_was_told_to_stop_it() {
+        let has_ended =
+            |control, error| Refusal { control, device: Some(0), error }.has_ended_the_disk();
+        assert!(!has_ended(Control::Stop, Errno::PERM));
+        assert!(has_ended(Control::Stop, Errno::TIMEDOUT));
+        assert!(has_ended(Control::Delete, Errno::TIMEDOUT));
+        assert!(has_ended(Control::DeleteLater, Errno::INTR));
+        assert!(!has_ended(Control::GetInfo, Errno::TIMEDOUT));
     }
 }

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use crate::disk::{block, sectors};
 use crate::server::process;
-use kernel::{Kernel, block_path};
+use kernel::{Kernel, Refusal, block_path};
 use record::Record;
 
 pub use kernel::exists;
@@ -363,7 +363,11 @@ impl Disks {
             Some(disk) => {
                 let disk = disk?;
                 let (shown, number) = (self.shown(&disk), disk.info.number);
-                let removed = if disk.served {
+                let there = kernel.has(number, disk.record.mark).map_err(failed)?;
+                let removed = if !there {
+                    // It was removed by other means, or a removal has ended late.
+                    Ok(())
+                } else if disk.served {
                     block::alone(&shown.device).map_err(|why| {
                         error(
                             ControlErrorKind::Conflict,
@@ -386,10 +390,24 @@ impl Disks {
                 (shown, record, kernel.abandon(info.number))
             }
         };
-        removed.map_err(failed)?;
+        removed.map_err(|refusal| self.unremoved(record.mark, refusal))?;
         record.remove(&self.state);
         locked(&self.table).retain(|disk| disk.record.mark != record.mark);
         tracing::info!(volume = %name, device = shown.device, "detached");
         Ok(shown)
+    }
+
+    /// The error of a removal that was not done. If the disk has ended all the same, it is no longer
+    /// served, and another `detach` removes the rest.
+    fn unremoved(&self, mark: u64, refusal: Refusal) -> ControlError {
+        if !refusal.has_ended_the_disk() {
+            return failed(refusal);
+        }
+        let mut table = locked(&self.table);
+        if let Some(disk) = table.iter_mut().find(|disk| disk.record.mark == mark) {
+            disk.served = false;
+        }
+        let hint = "the disk has ended, and its users get errors; detach it again";
+        error(ControlErrorKind::Unavailable, refusal, hint)
     }
 }
