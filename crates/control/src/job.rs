@@ -6,14 +6,14 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_block::BLOCK_SIZE;
 use forebay_engine::{DRAIN_PATIENCE, DrainProgress};
 
 use crate::api::{Job, JobState};
 use crate::error::{ControlError, ControlErrorKind};
-use crate::pool::{PoolControl, PoolSnapshot};
+use crate::pool::{PoolControl, PoolSnapshot, VolumeSnapshot};
 use crate::units::Size;
 
 /// Maximum number of remembered jobs.
@@ -25,8 +25,8 @@ pub struct Jobs {
     entries: Mutex<Entries>,
 }
 
-#[derive(Default)]
 struct Entries {
+    /// The number of the last job.
     last: u64,
     /// Oldest first.
     all: VecDeque<Entry>,
@@ -70,7 +70,10 @@ impl Left {
 impl Jobs {
     /// A list without jobs, for `pool`.
     pub fn new(pool: Arc<dyn PoolControl>) -> Self {
-        Self { pool, entries: Mutex::default() }
+        // Numbers of an earlier server must not mean other drains now.
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let last = u64::try_from(since.as_millis()).unwrap_or_default();
+        Self { pool, entries: Mutex::new(Entries { last, all: VecDeque::new() }) }
     }
 
     /// Starts to drain a volume, or all volumes; or joins the running job that does exactly that.
@@ -185,11 +188,14 @@ impl Entry {
         let time = began.elapsed();
         job.seconds = time.as_secs_f64();
         let left = match snapshot {
-            Ok(snapshot) => Left::of(snapshot, job.volume.as_deref()).map_err(|e| e.to_string()),
+            Ok(snapshot) => match Left::of(snapshot, job.volume.as_deref()) {
+                Ok(left) => Ok((left, snapshot)),
+                Err(error) => Err(error.to_string()),
+            },
             Err(error) => Err(error.to_string()),
         };
         (job.state, job.error) = match left {
-            Ok(left) => {
+            Ok((left, snapshot)) => {
                 job.remaining_bytes = left.bytes();
                 job.total_bytes = job.total_bytes.max(job.remaining_bytes);
                 if left.whole() > 0 && !progress.is_stalled(time, left.whole()) {
@@ -197,7 +203,10 @@ impl Entry {
                 }
                 match left.dirty {
                     0 => (JobState::Done, None),
-                    _ => (JobState::Failed, Some(what_is_left(left))),
+                    _ => {
+                        let why = hindrance(snapshot, job.volume.as_deref());
+                        (JobState::Failed, Some(what_is_left(left, &why)))
+                    }
                 }
             }
             Err(error) => (JobState::Failed, Some(error)),
@@ -206,8 +215,27 @@ impl Entry {
     }
 }
 
+/// Why the blocks of `volume`, or of all volumes, do not become fewer: a primary does not take them,
+/// or clients write as fast as it does. It ends with the remedy.
+fn hindrance(snapshot: &PoolSnapshot, volume: Option<&str>) -> String {
+    let wanted = snapshot.volumes.iter().filter(|one| volume.is_none_or(|name| one.name == name));
+    let dirty: Vec<_> =
+        wanted.filter(|one| one.state.dirty_blocks > one.state.lost_blocks).collect();
+    let is_ill = |one: &&&VolumeSnapshot| one.primary_health.name() != "good";
+    match (dirty.iter().find(is_ill), dirty.first()) {
+        (None, Some(VolumeSnapshot { name, .. })) => format!(
+            "clients write to volume {name} as fast as its primary takes it; drain again after: \
+             forebay set {name} mode=write-around"
+        ),
+        (Some(VolumeSnapshot { name, .. }), _) => {
+            format!("the primary of volume {name} does not take them; see forebay status {name}")
+        }
+        (None, None) => "see forebay status".to_owned(),
+    }
+}
+
 /// The message of a drain that left dirty blocks: how many, and why.
-fn what_is_left(left: Left) -> String {
+fn what_is_left(left: Left, why: &str) -> String {
     let size = |blocks: u64| Size(blocks * BLOCK_SIZE as u64);
     let (lost, left) = (left.lost, left.whole());
     let mut all = Vec::new();
@@ -219,8 +247,7 @@ fn what_is_left(left: Left) -> String {
     }
     if left > 0 {
         all.push(format!(
-            "{} remain, without progress for {} s; see `forebay status` for the primary that does \
-             not take them",
+            "{} remain, without progress for {} s: {why}",
             size(left),
             DRAIN_PATIENCE.as_secs()
         ));
@@ -231,4 +258,37 @@ fn what_is_left(left: Left) -> String {
 fn no_job(id: u64) -> ControlError {
     let hint = format!("the last {KEPT} are kept; list them with GET /v1/jobs");
     ControlError::new(ControlErrorKind::NotFound, format!("there is no job {id}"), hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::events::detect::tests::pool;
+    use crate::pool::PrimaryHealth;
+
+    use super::*;
+
+    /// Regression: a drain of a busy volume blamed a primary that was well.
+    #[test]
+    fn a_drain_that_stalls_names_its_hindrance() {
+        let mut pool = pool();
+        pool.volumes[0].state.dirty_blocks = 7;
+        let other = VolumeSnapshot { name: "log".to_owned(), ..pool.volumes[0].clone() };
+        pool.volumes.push(other);
+        let remedy = "clients write to volume db as fast as its primary takes it; drain again \
+                      after: forebay set db mode=write-around";
+        assert_eq!(hindrance(&pool, Some("db")), remedy);
+        assert_eq!(hindrance(&pool, None), remedy);
+        let away = Some(Duration::from_secs(1));
+        pool.volumes[1].primary_health = PrimaryHealth { away, ..PrimaryHealth::default() };
+        assert_eq!(hindrance(&pool, Some("db")), remedy);
+        for volume in [None, Some("log")] {
+            let why = hindrance(&pool, volume);
+            assert_eq!(why, "the primary of volume log does not take them; see forebay status log");
+        }
+        // Lost blocks wait for no primary.
+        pool.volumes[1].state.lost_blocks = 7;
+        assert_eq!(hindrance(&pool, None), remedy);
+    }
 }

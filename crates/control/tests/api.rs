@@ -496,7 +496,8 @@ fn a_drain_of_a_volume_is_of_that_volume_alone() {
     assert_eq!(table.asked()[5..], ["drain log false"]);
     let jobs = client.jobs().expect("they are remembered");
     let states: Vec<_> = jobs.iter().map(|job| (job.id, job.state)).collect();
-    let expected = [(1, JobState::Done), (2, JobState::Cancelled), (3, JobState::Done)];
+    let expected =
+        [(first.id, JobState::Done), (all.id, JobState::Cancelled), (second.id, JobState::Done)];
     assert_eq!(states, expected);
     assert_eq!(refused(client.drain(Some("other"))).0, 404);
 }
@@ -511,6 +512,11 @@ fn a_drain_can_be_cancelled() {
     assert_eq!(served.table.asked(), ["drain d b true", "drain d b false"]);
     let next = served.client.drain(Some("d b")).expect("another starts");
     assert_ne!(next.id, job.id);
+    // Regression: in the next server, its number would have been that of another drain.
+    let restarted = Served::new();
+    restarted.table.dirty.store(8, Ordering::SeqCst);
+    restarted.client.drain(Some("d b")).expect("it starts");
+    assert_eq!(refused(restarted.client.cancel(job.id)).0, 404);
 }
 
 /// Settings by name, as sent in a request.

@@ -94,7 +94,7 @@ pub enum Command {
     /// The server continues to serve, and to drain if this command is interrupted.
     #[command(after_help = "Examples:\n  forebay drain db\n  forebay drain\n  \
         forebay drain db --background\n  forebay drain --list\n  \
-        forebay drain --job 1 --cancel")]
+        forebay drain --job 1764540000001 --cancel")]
     Drain(DrainArgs),
     /// Stop the server in order
     ///

@@ -340,7 +340,7 @@ fn fills(was_full: bool, volume: &VolumeSnapshot, news: &mut Vec<News>) -> bool 
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::time::Duration;
 
     use forebay_block::ByteRange;
@@ -351,7 +351,8 @@ mod tests {
     use crate::pool::{PrimaryHealth, ShardSnapshot};
     use crate::settings::in_force;
 
-    fn pool() -> PoolSnapshot {
+    /// A pool that is well, with the volume `db`.
+    pub(crate) fn pool() -> PoolSnapshot {
         let volume = VolumeSnapshot {
             name: "db".to_owned(),
             primary: "/dev/sdb".to_owned(),

@@ -7,7 +7,7 @@
 //! consumer, and the time for which an event is kept.
 
 mod consumers;
-mod detect;
+pub(crate) mod detect;
 mod log;
 
 pub use consumers::{Consumer, Webhook};
