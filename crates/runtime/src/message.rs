@@ -150,7 +150,9 @@ pub struct Snapshot {
     pub primary_latencies: Vec<Latencies>,
     /// Number of connections of this thread.
     pub connections: usize,
-    /// For each rule, the requests of this thread that it decided on.
+    /// The rules for requests that this thread has.
+    pub rules: Arc<RequestRules>,
+    /// For each of them, the requests of this thread that it decided on.
     pub rule_counts: Vec<RuleCount>,
 }
 

@@ -17,7 +17,7 @@ use forebay_block::{
 };
 use forebay_device::{BlockDevice, Clock, STRAGGLE_MAX};
 use forebay_engine::{DrainProgress, ListedBlock, Lsn, Setting, Shard, Stats, VolumeState};
-use forebay_policy::{RequestRules, RuleCount};
+use forebay_policy::{RequestRule, RequestRules, RuleCount};
 use forebay_volume::Registry;
 
 use crate::blocking::clock;
@@ -147,8 +147,8 @@ pub struct PoolStats {
     pub clients: usize,
     /// Clients refused because of the limit.
     pub clients_refused: u64,
-    /// For each rule, the requests that it decided on.
-    pub rules: Vec<RuleCount>,
+    /// The rules for requests, each with the requests that it decided on.
+    pub rules: Vec<(RequestRule, RuleCount)>,
 }
 
 /// The state of a volume.
@@ -429,11 +429,8 @@ impl Pool {
         let places = &self.inner.places;
         let (clients, clients_refused) = (places.connected(), places.refused());
         let now = self.inner.clock.now();
-        let rules = shards.iter().map(|shard| &shard.rule_counts);
-        let rules = rules.fold(Vec::new(), |sum: Vec<RuleCount>, counts| {
-            let both = counts.iter().enumerate();
-            both.map(|(at, &count)| count + sum.get(at).copied().unwrap_or_default()).collect()
-        });
+        let rules = shards.iter().map(|shard| (shard.rules.rules(), &shard.rule_counts[..]));
+        let rules = counted(rules);
         Some(PoolStats { now, shards, total, volumes, clients, clients_refused, rules })
     }
 
@@ -745,6 +742,23 @@ fn state_of(shards: &[Snapshot], id: VolumeId) -> VolumeState {
     state
 }
 
+/// The rules of the first thread, each with the requests that it decided on in all threads. While
+/// the rules are changed, another thread may have others.
+fn counted<'a>(
+    threads: impl Iterator<Item = (&'a [RequestRule], &'a [RuleCount])> + Clone,
+) -> Vec<(RequestRule, RuleCount)> {
+    let (rules, _) = threads.clone().next().unwrap_or_default();
+    let sum = |(at, rule): (usize, &RequestRule)| {
+        let counts = threads.clone().map(|(rules, counts)| {
+            let moved = || rules.iter().position(|other| other == rule);
+            let at = if rules.get(at) == Some(rule) { Some(at) } else { moved() };
+            at.and_then(|at| counts.get(at)).copied().unwrap_or_default()
+        });
+        (rule.clone(), counts.fold(RuleCount::default(), |sum, count| sum + count))
+    };
+    rules.iter().enumerate().map(sum).collect()
+}
+
 /// The latencies of all threads together.
 fn merged<'a, const N: usize>(all: impl Iterator<Item = &'a [Histogram; N]>) -> [Histogram; N] {
     let mut sum = std::array::from_fn(|_| Histogram::default());
@@ -792,4 +806,29 @@ impl Drop for Inner {
 /// The values behind these locks are replaced whole, so a panic leaves nothing half-changed.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: counts were given to the rules that were in force a moment later.
+    #[test]
+    fn requests_are_counted_with_the_rule_that_decided_on_them() {
+        let [a, b] = ["bypass volume=a", "bypass volume=b"].map(|text| {
+            text.parse::<RequestRule>().unwrap_or_else(|error| panic!("{text}: {error}"))
+        });
+        let count = |requests| RuleCount { requests, bytes: 0 };
+        let (two, one) = ([a.clone(), b.clone()], [b.clone()]);
+        let (counts, others) = ([count(1), count(2)], [count(40)]);
+        let before = (&two[..], &counts[..]);
+        let after = (&one[..], &others[..]);
+        assert_eq!(
+            counted([before, before].into_iter()),
+            [(a.clone(), count(2)), (b.clone(), count(4))]
+        );
+        assert_eq!(counted([after, before].into_iter()), [(b.clone(), count(42))]);
+        assert_eq!(counted([before, after].into_iter()), [(a, count(1)), (b, count(42))]);
+        assert_eq!(counted([].into_iter()), []);
+    }
 }

@@ -758,6 +758,7 @@ impl Thread {
             tier_latencies: self.tier_latencies.clone(),
             primary_latencies,
             connections: self.clients.len(),
+            rules: Arc::clone(self.router.rules()),
             rule_counts: self.router.rule_counts().to_vec(),
         }
     }

@@ -301,6 +301,12 @@ impl Router {
         self.rules = rules;
     }
 
+    /// The rules for requests.
+    #[must_use]
+    pub fn rules(&self) -> &Arc<RequestRules> {
+        &self.rules
+    }
+
     /// For each rule, the requests that it decided on.
     #[must_use]
     pub fn rule_counts(&self) -> &[RuleCount] {

@@ -534,7 +534,7 @@ impl PoolControl for Running {
             tier_latencies,
             primary_latencies,
             settings: self.settings(&in_force),
-            rules: in_force.cache.rules.texts().zip(stats.rules).collect(),
+            rules: stats.rules.iter().map(|(rule, count)| (rule.to_string(), *count)).collect(),
         })
     }
 
