@@ -32,7 +32,8 @@ pub struct StatisticsStatus {
 /// The cache in a window.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct CacheFigures {
-    /// Every counter, by how much it grew; levels are left out.
+    /// Every counter, by how much it grew, and the levels that are kept by volume, as they are now;
+    /// the other levels are left out.
     pub counters: BTreeMap<String, u64>,
     /// Reads of all volumes by how much the cache had of them.
     pub reads: ReadStatus,
@@ -64,7 +65,7 @@ pub struct PageUpdate {
 pub struct VolumeFigures {
     /// Its name.
     pub name: String,
-    /// Its counters, by how much they grew.
+    /// Its counters, by how much they grew, and its levels, as they are now.
     pub counters: BTreeMap<String, u64>,
     /// Its reads by how much the cache had of them.
     pub reads: ReadStatus,

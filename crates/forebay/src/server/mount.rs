@@ -9,16 +9,16 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, bail};
 use forebay_block::VolumeId;
 use forebay_control::api::{PoolStatus, VolumeStatus};
 use forebay_control::config::FuseTransport;
-use forebay_control::{ControlError, PoolControl, exposition, text};
+use forebay_control::{ControlError, Monitor, PoolControl, exposition, text};
 use forebay_frontend_fuse::{
     Agreement, FuseServer, KnownFile, Owner, REQUEST_BYTES, SharedFile, Topic, negotiate, notices,
     resend,
@@ -421,7 +421,7 @@ fn agree(device: &OwnedFd, ring: bool) -> anyhow::Result<Agreement> {
 pub fn serve(
     mount: NewMount,
     pool: &Pool,
-    control: Arc<dyn PoolControl>,
+    topics: Arc<Topics>,
     kept: &Kept,
     may_differ: bool,
 ) -> anyhow::Result<()> {
@@ -464,7 +464,7 @@ pub fn serve(
     let request_bytes = REQUEST_BYTES as usize;
     let mount = Mount { device, responder: Arc::new(server), request_bytes, rings };
     let names: Vec<String> = volumes.iter().map(|volume| volume.name.clone()).collect();
-    pool.serve_mount(mount, move |topic| describe(&*control, &names, Topic::of(topic)))?;
+    pool.serve_mount(mount, move |topic| topics.describe(&names, Topic::of(topic)))?;
     for news in news {
         match rustix::io::write(&device_for_keeper, &news) {
             // It has not cached that.
@@ -527,24 +527,41 @@ fn await_file(path: String, size: u64) -> anyhow::Result<()> {
     }
 }
 
-/// The text of a file below `.forebay`.
-fn describe(control: &dyn PoolControl, volumes: &[String], topic: Topic) -> Vec<u8> {
-    let told = (|| -> Result<String, ControlError> {
-        let snapshot = control.snapshot()?;
-        Ok(match topic {
-            Topic::Status => text::pool(&PoolStatus::of(&snapshot)),
-            Topic::Json => {
-                let json = serde_json::to_string_pretty(&PoolStatus::of(&snapshot));
-                json.unwrap_or_else(|error| error.to_string()) + "\n"
-            }
-            Topic::Metrics => exposition(&snapshot),
-            Topic::Volume(at) => {
-                let volume = snapshot.volume(volumes.get(at).map_or("", |name| name))?;
-                text::volume(&VolumeStatus::of(&snapshot, volume))
-            }
-        })
-    })();
-    told.unwrap_or_else(|error| format!("{error}\n")).into_bytes()
+/// What the files below `.forebay` tell of.
+pub struct Topics {
+    pub pool: Arc<dyn PoolControl>,
+    /// Set as soon as the pool is observed.
+    pub monitor: OnceLock<Weak<Monitor>>,
+}
+
+impl Topics {
+    /// The state of the pool, with what its past tells.
+    fn status(&self) -> Result<PoolStatus, ControlError> {
+        match self.monitor.get().and_then(Weak::upgrade) {
+            Some(monitor) => monitor.status(),
+            None => Ok(PoolStatus::of(&self.pool.snapshot()?)),
+        }
+    }
+
+    /// The text of a file.
+    fn describe(&self, volumes: &[String], topic: Topic) -> Vec<u8> {
+        let told = (|| -> Result<String, ControlError> {
+            Ok(match topic {
+                Topic::Status => text::pool(&self.status()?),
+                Topic::Json => {
+                    let json = serde_json::to_string_pretty(&self.status()?);
+                    json.unwrap_or_else(|error| error.to_string()) + "\n"
+                }
+                Topic::Metrics => exposition(&self.pool.snapshot()?),
+                Topic::Volume(at) => {
+                    let snapshot = self.pool.snapshot()?;
+                    let volume = snapshot.volume(volumes.get(at).map_or("", |name| name))?;
+                    text::volume(&VolumeStatus::of(&snapshot, volume))
+                }
+            })
+        })();
+        told.unwrap_or_else(|error| format!("{error}\n")).into_bytes()
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -34,7 +34,7 @@ use crate::server::disks::{self, Disks};
 use crate::server::endpoints::{Doors, Endpoints};
 use crate::server::events::{self, Came};
 use crate::server::kept::{self, Kept};
-use crate::server::mount::{MountPoint, NewMount, Prepared, Unserved};
+use crate::server::mount::{MountPoint, NewMount, Prepared, Topics, Unserved};
 use crate::server::reconfigure::Reconfiguration;
 use crate::server::upgrades::Upgrades;
 use crate::server::warm_up::WarmUp;
@@ -326,17 +326,19 @@ impl Serving {
         let running = Running::new(facts, configured, settings, reconfiguration, to);
         let running = Arc::new(running);
         disks.take_over();
+        let observed = Arc::clone(&running) as Arc<dyn PoolControl>;
+        let topics = Arc::new(Topics { pool: observed, monitor: OnceLock::new() });
         if let Some(mount) = mount {
-            let control = Arc::clone(&running) as Arc<dyn PoolControl>;
             // A server that comes back may find a volume as the one that failed has left it.
             let file = args.config.as_deref();
             let may_differ = applying.is_some() || Applying::is_on_record(cache.state(), file)?;
-            mount::serve(mount, &pool, control, &kept, may_differ)?;
+            mount::serve(mount, &pool, Arc::clone(&topics), &kept, may_differ)?;
         }
         kept.hold(&name, "", socket.as_fd())?;
         let events = events::open(cache.state(), cache.uuid(), &config.events, came)?;
         cache.take_news().into_iter().for_each(|news| events.tell(news));
         let monitor = Monitor::start(Arc::clone(&running) as Arc<dyn PoolControl>, events)?;
+        topics.monitor.get_or_init(|| Arc::downgrade(&monitor));
         let control = Server::start(socket, Arc::clone(&monitor))?;
         let web = web.map(|web| web.serve(&monitor, &kept)).transpose()?;
         let doors = clients.leave_with(&kept, &pool, &buffers)?;
