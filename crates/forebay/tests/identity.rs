@@ -192,6 +192,77 @@ fn the_right_disk_is_served_under_another_name_and_another_one_is_refused() {
     }
 }
 
+/// Regression: two volumes of one cache, and their disks exchanged their names at a boot: the
+/// clients of each volume read and wrote the other one's disk.
+#[test]
+fn disks_of_two_volumes_that_exchange_their_names_are_refused() {
+    if !can_loop() {
+        return;
+    }
+    for how in ENDS {
+        let place = Place::new();
+        let files = ["first.img", "second.img"].map(|name| {
+            place.make(name, SIZE);
+            place.path(name)
+        });
+        let names = [Name::new(), Name::new()];
+        let give = |order: [usize; 2]| {
+            names.iter().for_each(Name::take);
+            names.iter().zip(order).for_each(|(name, file)| name.give(&files[file]));
+        };
+        let serve = |volumes: [(&str, &Name); 2]| {
+            let mut text = format!(
+                "[cache]\npath = {:?}\nsize = \"32MiB\"\nstate_dir = {:?}\n[server]\n\
+                 nbd = [\"unix:{}\"]\nshards = 2\n[memory]\nram = \"4MiB\"\n\
+                 [control]\nsocket = {:?}\n",
+                place.text("cache.img"),
+                place.text("state"),
+                place.text("nbd.sock"),
+                place.text("control.sock"),
+            );
+            for (volume, name) in volumes {
+                let primary = name.path();
+                text += &format!("[[volume]]\nname = {volume:?}\nprimary = {primary:?}\n");
+            }
+            fs::write(place.path("forebay.toml"), text).expect("it can be written");
+            ["serve".to_owned(), format!("--config={}", place.text("forebay.toml"))]
+        };
+        let is_there = |volume: &str, seed: u64| {
+            let mut nbd = Nbd::connect(&place.path("nbd.sock"), volume).expect("it serves");
+            let mut found = vec![0; 1 << 16];
+            nbd.read(DATA, &mut found).expect("it can be read");
+            assert!(found == noise(seed, 1 << 16), "{how:?}: {volume} is another volume");
+        };
+        give([0, 1]);
+        let usual = serve([("a", &names[0]), ("b", &names[1])]);
+        let server = place.start(&usual);
+        for (volume, seed) in [("a", 1), ("b", 2)] {
+            let mut nbd = Nbd::connect(&place.path("nbd.sock"), volume).expect("it serves");
+            nbd.write(DATA, &noise(seed, 1 << 16), true).expect("it is written");
+        }
+        end(server, how);
+        give([1, 0]);
+        for _ in 0..2 {
+            let said = place.refuse(&usual);
+            assert!(said.contains("volume a: ") && said.contains("of volume b"), "{said}");
+            assert!(said.contains("first.img") && said.contains("second.img"), "{said}");
+            assert!(said.contains("/dev/disk/by-id"), "{said}");
+        }
+        // The configuration follows the disks; later it exchanges the names on purpose.
+        let server = place.start(&serve([("a", &names[1]), ("b", &names[0])]));
+        is_there("a", 1);
+        is_there("b", 2);
+        end(server, how);
+        let server = place.start(&serve([("a", &names[0]), ("b", &names[1])]));
+        is_there("a", 2);
+        is_there("b", 1);
+        server.stop(&["--drain"]);
+        for (file, seed) in files.iter().zip([1, 2]) {
+            assert_eq!(at(file, DATA, 1 << 16), noise(seed, 1 << 16), "{how:?}");
+        }
+    }
+}
+
 #[test]
 fn a_partition_is_known_by_its_disk_and_its_uuid() {
     if !can_loop() || !have(&["addpart"]) {

@@ -182,6 +182,7 @@ impl World {
             blank: false,
             sampled: None,
             accepted: false,
+            was_here: None,
         };
         self.steering.configured().into_iter().map(spec).collect()
     }

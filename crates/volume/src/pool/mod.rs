@@ -16,6 +16,7 @@
 //! | good | no longer names the primary | refused: another cache has served it since |
 //! | good, more shards than can be served, or segments of a size or number that cannot be used | | refused |
 //! | good, volume of another name, but the same primary | | opened, renamed |
+//! | good, volume of another name, whose primary is where another volume's was | | refused: disks have exchanged their names |
 //! | good, volume missing in the configuration | | dropped, if it has no dirty blocks or is to be forgotten; else refused |
 //! | good, volume added | another pool may have dirty blocks of its primary | refused |
 //! | good, other primary, or primary smaller, or changed | | refused |
@@ -117,6 +118,8 @@ pub struct VolumeSpec {
     /// Whether to accept the primary although it was changed or is another one: only the cache's
     /// dirty blocks are used then.
     pub accepted: bool,
+    /// The volume of the pool whose primary was at this address at the last start, if known.
+    pub was_here: Option<VolumeId>,
 }
 
 /// All inputs of the decision.
@@ -438,6 +441,7 @@ fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Ope
                     Standing::Accepted => accepted.push(spec.name.as_str()),
                 }
                 if record.name != spec.name {
+                    check_not_exchanged(&old.volumes, record, spec)?;
                     notes.push(format!("volume {} is now named {}", record.name, spec.name));
                     record.name.clone_from(&spec.name);
                 }
@@ -502,6 +506,26 @@ fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Ope
         witnesses,
         notes,
     })
+}
+
+/// Refuses to rename a volume if its primary was found at the address of another volume's: nobody
+/// gave it this name. The kernel has given one disk's name to another disk, and the clients of one
+/// volume would use the other.
+fn check_not_exchanged(
+    records: &[VolumeRecord],
+    found: &VolumeRecord,
+    spec: &VolumeSpec,
+) -> Result<(), Refusal> {
+    let at_last = |record: &&VolumeRecord| Some(record.id) == spec.was_here && !is_removed(record);
+    match records.iter().find(at_last) {
+        Some(last) if last.id != found.id => refuse(format!(
+            "volume {}: {} is now {}, the primary of volume {}; at the last start it was {}, the \
+             primary of volume {}: disks have exchanged their names; configure each primary by a \
+             name that stays, such as those in /dev/disk/by-id",
+            spec.name, spec.path, found.identity, found.name, last.identity, last.name
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Checks that the device is the one that was last used, not an older copy of it. `witness` is that

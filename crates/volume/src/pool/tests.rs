@@ -13,6 +13,7 @@ fn spec(name: &str, size: u64) -> VolumeSpec {
         blank: false,
         sampled: None,
         accepted: false,
+        was_here: None,
     }
 }
 
@@ -231,6 +232,55 @@ fn a_cache_follows_its_primary_only() {
     assert!(why(try_with(&other)).contains("belongs to primary file:/a"));
     let renamed = try_with(&|v| v.name = "z".into()).expect("it is known by its primary");
     assert_eq!(renamed.superblock.volumes[0].name, "z");
+}
+
+/// Regression: disks exchanged their names at a boot, and the clients of each volume used another
+/// one's disk. A configuration that has other names on purpose has other addresses, too.
+#[test]
+fn disks_that_exchange_their_names_are_not_served_as_each_other() {
+    let paths = ["/dev/sdb", "/dev/sdc", "/dev/sdd"];
+    let wwids = ["wwid:x", "wwid:y", "wwid:z"];
+    let disk = |name: &str, wwid: usize, path: usize, was_here: Option<u8>| VolumeSpec {
+        identity: wwids[wwid].into(),
+        path: paths[path].into(),
+        was_here: was_here.map(VolumeId),
+        ..spec(name, 1 << 20)
+    };
+    let names = ["a", "b", "c"];
+    let volumes: Vec<_> = (0..3).map(|at| disk(names[at], at, at, None)).collect();
+    let copy = encoded(&stopped(&volumes));
+    let start = |volumes: &[VolumeSpec], absent: &[Absent]| {
+        open(&OpenRequest { absent, ..request([&copy, BLANK], volumes, &[]) })
+    };
+    let with = |names: [&str; 3], wwids: [usize; 3], paths: [usize; 3]| {
+        let one = |at: usize| disk(names[at], wwids[at], paths[at], Some(paths[at] as u8));
+        start(&[one(0), one(1), one(2)], &[])
+    };
+    let same = [0, 1, 2];
+    for found in [[1, 0, 2], [1, 2, 0], [2, 0, 1], [0, 2, 1]] {
+        let said = why(with(names, found, same));
+        assert!(said.contains("exchanged their names") && said.contains("by-id"), "{said}");
+        // The configuration is corrected: each volume has its own disk again.
+        let paths = same.map(|disk| found.iter().position(|&at| at == disk).expect("one has it"));
+        with(names, same, paths).expect("each volume has its disk");
+        // Nobody renames a volume to another one's name without its address.
+        assert!(why(with(["d", "e", "f"], found, same)).contains("exchanged"));
+        // Volumes exchange their names on purpose, and the addresses go along.
+        with(names, found, found).expect("they are renamed");
+    }
+    let said = why(with(names, [1, 0, 2], same));
+    for word in ["volume a: /dev/sdb", "wwid:y, the primary of volume b", "wwid:x, the primary"] {
+        assert!(said.contains(word), "{said}");
+    }
+    with(["d", "e", "f"], same, same).expect("they are renamed");
+    // Only one of them is configured any more.
+    let gone = |id| Absent { id: VolumeId(id), dirty: 0, forget: false };
+    let alone = [disk("a", 1, 0, Some(0))];
+    assert!(why(start(&alone, &[gone(0), gone(2)])).contains("exchanged"));
+    // It is not known where the primaries were.
+    let renamed = |name: usize, wwid: usize| disk(names[name], wwid, name, None);
+    start(&[renamed(0, 1), renamed(1, 0), renamed(2, 2)], &[])
+        .expect("they are known by their primaries");
 }
 
 #[test]

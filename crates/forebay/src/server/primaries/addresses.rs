@@ -96,6 +96,12 @@ impl Addresses {
         }
     }
 
+    /// The volume whose primary was last at the address of this URI.
+    pub fn at(&self, uri: &str) -> Option<VolumeId> {
+        let address = address_of(uri).ok()?;
+        self.0.iter().find(|(_, one)| *one == address).map(|&(id, _)| id)
+    }
+
     fn get(&self, id: VolumeId) -> Option<&String> {
         self.0.iter().find(|(one, _)| *one == id).map(|(_, address)| address)
     }

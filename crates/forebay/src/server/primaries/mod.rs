@@ -278,7 +278,7 @@ pub fn specs(
     let mut specs = Vec::new();
     for (at, (volume, found)) in config.volumes.iter().zip(found).enumerate() {
         let record = if must { Ok(None) } else { known.record_of(volume) };
-        specs.push(match (found, record) {
+        let (spec, samples) = match (found, record) {
             (Ok(spec), _) => spec,
             (Err(error), Ok(None)) => return Err(error),
             (Err(error), Err(other)) => return Err(other.context(error.to_string())),
@@ -290,7 +290,9 @@ pub fn specs(
                 present.gone.push(gone);
                 spec_of(how, volume, &*present.primaries[at], None, Duration::ZERO)?
             }
-        });
+        };
+        let was_here = known.addresses.at(&volume.primary);
+        specs.push((VolumeSpec { was_here, ..spec }, samples));
     }
     Ok(specs.into_iter().unzip())
 }
@@ -479,6 +481,7 @@ pub fn compared(
         blank: blanks.iter().flatten().all(|&blank| blank) && blanks != [None, None],
         sampled: compared.map(|compared| compared.changed),
         accepted: false,
+        was_here: None,
     })
 }
 
