@@ -26,6 +26,9 @@ pub enum Message {
     Held { name: String, note: String },
     /// The keeper has sent all that it holds.
     AllHeld,
+    /// Clients may write to a new cache from now on, which the program before could not use: that
+    /// does not come back, even if this one ends before `Ready`.
+    NoReturn,
     /// Clients are served. What earlier servers have left and this one has not is forgotten.
     Ready,
     /// The server stops in order: its end is no crash.

@@ -286,6 +286,7 @@ impl Keeper {
                     held.insert(name, one);
                 }
             }
+            Message::NoReturn => self.rule_out_return(server),
             Message::Ready => self.serves(server),
             Message::Unable { why } if !server.ready => self.unable = Some(why),
             Message::Stopping => {
@@ -294,6 +295,16 @@ impl Keeper {
             }
             _ => {}
         }
+    }
+
+    /// From now on a restart has the program and the configuration of this server, which is on
+    /// trial and does not serve yet.
+    fn rule_out_return(&mut self, server: &Child) {
+        let Some(trial) = self.trial.take_if(|trial| trial.is_on()) else { return };
+        if let Some(text) = server.left.get(CONFIGURATION) {
+            self.held.insert(CONFIGURATION.to_owned(), text.clone());
+        }
+        self.outcome = Some(Outcome { upgrade: trial.upgrade, why: None, pause: 0.0 });
     }
 
     /// A server that serves has another configuration: so has the program before, if it comes back
@@ -326,7 +337,7 @@ impl Keeper {
                 self.trial = None;
             }
             self.outcome = Some(Outcome { upgrade, why: None, pause });
-        } else if pause > 0.0 {
+        } else if pause > 0.0 && self.outcome.as_ref().is_none_or(|end| end.why.is_some()) {
             tracing::warn!("the server serves again, after {pause:.2} s");
         }
         if let Some(outcome) = self.outcome.take() {

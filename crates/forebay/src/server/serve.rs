@@ -320,6 +320,11 @@ impl Serving {
             gives_up_cache: AtomicBool::new(false),
             leaving: Mutex::new(None),
         });
+        if applying.is_some_and(|applying| applying.new_cache) {
+            // The server before could not use it, nor a start with another text.
+            kept::hold_configuration(kept.line().as_deref(), text)?;
+            kept.tell(&Message::NoReturn)?;
+        }
         // From here on clients may write: the files of this start stay.
         cache.keep()?;
         let to = (kept.line(), stop);

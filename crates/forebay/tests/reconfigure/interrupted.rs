@@ -261,6 +261,36 @@ fn kill_successor(keeper: u32, before: &str, (cache, last): (&Path, &[([u8; 16],
     client("kill", &["-s", "KILL", successor.expect("there is one")]);
 }
 
+/// Regression: a server whose new cache on another device might have dirty blocks failed before it
+/// served. The keeper went back to the configuration of before, with which no server can start.
+#[test]
+fn a_server_that_fails_once_clients_may_write_to_its_new_cache_is_started_again() {
+    let mut plan = Plan::new(&["a"]);
+    let server = plan.start();
+    plan.connect("a").write(0, &noise(1, 6 << 20), true).expect("it is written");
+    // Such a file is removed after all else, shortly before a server serves.
+    let obstacle = plan.place.path("state").join("warm-up");
+    fs::create_dir(&obstacle).expect("it is made");
+    plan.cache = plan.cache.replace("cache.img", "second.img");
+    let mut apply = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    let apply = apply.args(["apply", &plan.write(), &server.control_argument()]);
+    let mut apply = apply.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
+    let log = server.log("the server does not start");
+    assert!(!log.contains("back to the one before it"), "{log}");
+    fs::remove_dir(&obstacle).expect("it is there");
+    assert!(apply.wait().expect("it is our child").success());
+    let second = plan.place.text("second.img");
+    assert_eq!(server.status()["cache"]["path"], second.as_str());
+    plan.is_over();
+    assert!(read(&mut plan.connect("a"), 0, 6 * MIB) == noise(1, 6 << 20));
+    plan.connect("a").write(0, &noise(2, 6 << 20), true).expect("it is written");
+    server.kill_kept();
+    until("another server", || forebay(&["status", &server.control_argument()]).status.success());
+    assert!(read(&mut plan.connect("a"), 0, 6 * MIB) == noise(2, 6 << 20));
+    assert_eq!(server.ask(&["apply", &plan.file()]), "nothing differs\n");
+    server.stop(&["--drain"]);
+}
+
 /// Regression: the server before, which the keeper starts again if the next one fails, was refused
 /// with a mount, since a volume was gone or had grown, and with a cache on another device, whose
 /// witness said that it might have dirty blocks. It also forgot what had been set.

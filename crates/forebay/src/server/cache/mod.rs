@@ -214,17 +214,19 @@ pub fn open(
                 false => error,
             })?;
     let Present { primaries, gone } = present;
-    if applied.is_some_and(|applied| applied.new_cache) && !opened.fresh {
+    if let Some(applied) = applied.filter(|applied| applied.new_cache && !opened.fresh) {
         if start.came == Came::TookOver {
             bail!(
                 "the cache could not be given up: a primary has not taken and flushed its last \
                  blocks in time; apply it once more"
             );
         }
-        tracing::warn!(
-            "the previous server ended while it applied this configuration, and the cache may \
-             still be the previous one: apply it once more"
-        );
+        if opened.superblock.uuid == applied.cache {
+            tracing::warn!(
+                "the previous server ended while it applied this configuration, and the cache may \
+                 still be the previous one: apply it once more"
+            );
+        }
     }
     opened.notes.iter().for_each(|note| tracing::warn!("{note}"));
     memory::check(config, &opened, ARENA_BYTES)?;
