@@ -11,7 +11,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -95,6 +95,81 @@ fn a_server_that_is_stopping_refuses_to_be_upgraded() {
     assert!(said.contains("the server is stopping"), "{said}");
     assert_eq!(stop.join().expect("it ends").status.code(), Some(0));
     assert_eq!(server.wait(), Some(0));
+}
+
+/// A program that takes this many seconds to begin with its checks, and writes its process id to
+/// the file `pid` first.
+fn slow_program(place: &Place, seconds: u32) -> PathBuf {
+    let (pid, own) = (place.text("pid"), own().display());
+    let sleep = format!("sleep {seconds} < /dev/null > /dev/null 2>&1");
+    let text = format!("#!/bin/sh\necho $$ > {pid}\n{sleep}\nexec {own} \"$@\"\n");
+    program(place, "slow", text.as_bytes())
+}
+
+/// Begins an upgrade to this program, and waits until it runs; returns its process id.
+fn begin(server: &Server, place: &Place, program: &Path) -> (thread::JoinHandle<Output>, String) {
+    let (program, control) = (program.to_string_lossy().into_owned(), server.control_argument());
+    let upgrade = thread::spawn(move || support::forebay(&["upgrade", &program, &control]));
+    let pid = || fs::read_to_string(place.path("pid")).unwrap_or_default();
+    until("the program runs", || pid().ends_with('\n'));
+    (upgrade, pid().trim().to_owned())
+}
+
+/// Regression: the next program was ready during the drain of a stop, and 20 seconds later the
+/// server was killed, since it had not left.
+#[test]
+fn a_stop_while_the_next_program_checks_ends_that_program() {
+    let (place, mut arguments) = Place::with_disk();
+    arguments[1] += "?delay=1s";
+    let server = place.start_kept(&arguments);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    nbd.write(0, &[7; 4096], true).expect("it is written");
+    let (upgrade, pid) = begin(&server, &place, &slow_program(&place, 30));
+    let control = server.control_argument();
+    let stop = thread::spawn(move || support::forebay(&["stop", "--drain", &control]));
+    until("it is stopping", || server.status()["state"] == "stopping");
+    until("the program is ended", || !Path::new(&format!("/proc/{pid}")).exists());
+    assert_eq!(server.status()["state"], "stopping", "it drains");
+    let output = upgrade.join().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("the server is stopping"), "{said}");
+    assert_eq!(stop.join().expect("it ends").status.code(), Some(0));
+    assert_eq!(server.wait(), Some(0));
+}
+
+/// Regression: a configuration that came into force while the next program checked was lost: that
+/// program had read the file of before. What is set stays in force.
+#[test]
+fn a_file_is_not_applied_during_an_upgrade_and_a_setting_stays() {
+    let (place, _) = Place::with_disk();
+    let config = place.text("forebay.toml");
+    let write = |limit: &str| {
+        let text = format!(
+            "[cache]\npath = {:?}\nsize = \"32MiB\"\nstate_dir = {:?}\ndirty_limit = {limit:?}\n\
+             [memory]\nram = \"4MiB\"\n[server]\nnbd = [\"unix:{}\"]\n\
+             [control]\nsocket = {:?}\n[[volume]]\nname = \"disk\"\nprimary = {:?}\n",
+            place.text("cache.img"),
+            place.text("state"),
+            place.text("nbd.sock"),
+            place.text("control.sock"),
+            place.text("disk.img"),
+        );
+        fs::write(&config, text).expect("it is written");
+    };
+    write("40%");
+    let server = place.start_kept(&["serve".to_owned(), format!("--config={config}")]);
+    let (upgrade, _) = begin(&server, &place, &slow_program(&place, 3));
+    write("50%");
+    let control = server.control_argument();
+    let output = support::forebay(&["apply", &config, &control]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("an upgrade is under way"), "{said}");
+    server.ask(&["set", "write_cache_depth=7s"]);
+    assert_eq!(upgrade.join().expect("it ends").status.code(), Some(0));
+    assert_eq!(server.shown(None, "write_cache_depth"), ("7s".to_owned(), "set".to_owned()));
+    server.ask(&["apply", &config]);
+    assert_eq!(server.shown(None, "dirty_limit").0, "50%");
+    server.stop(&[]);
 }
 
 #[test]

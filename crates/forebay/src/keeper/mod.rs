@@ -189,6 +189,9 @@ impl Keeper {
                     Event::Message(Message::Upgrade(upgrade), file) => {
                         self.begin(upgrade, file, &mut successor, &server);
                     }
+                    Event::Message(Message::Stopping, _) => {
+                        self.stops(&mut server, successor.take());
+                    }
                     Event::Message(message, descriptor) => {
                         self.take(message, descriptor, &mut server);
                     }
@@ -211,7 +214,7 @@ impl Keeper {
                 },
                 signal = any_signal(&mut self.signals) => {
                     if server.leaving {
-                        self.deferred = Some(signal).filter(|&one| one != Signal::HUP);
+                        self.deferred = Some(later(self.deferred, signal));
                     } else {
                         server.signal(signal);
                     }
@@ -289,11 +292,20 @@ impl Keeper {
             Message::NoReturn => self.rule_out_return(server),
             Message::Ready => self.serves(server),
             Message::Unable { why } if !server.ready => self.unable = Some(why),
-            Message::Stopping => {
-                server.stopping = true;
-                process::notify(NotifyState::Stopping);
-            }
             _ => {}
+        }
+    }
+
+    /// A server stops in order, perhaps after a long drain: no other one takes over from it.
+    fn stops(&mut self, server: &mut Child, successor: Option<Successor>) {
+        (server.stopping, server.leaving) = (true, false);
+        process::notify(NotifyState::Stopping);
+        if let Some(successor) = successor {
+            tracing::warn!(program = successor.upgrade.program, "no hand-over: the server stops");
+            successor.end();
+        }
+        if let Some(signal) = self.deferred.take() {
+            server.signal(signal);
         }
     }
 
@@ -360,6 +372,11 @@ async fn any_signal(signals: &mut [(Signal, unix::Signal); 3]) -> Signal {
     }
 }
 
+/// The signal to defer after `before`: a stop stays one.
+fn later(before: Option<Signal>, now: Signal) -> Signal {
+    before.filter(|_| now == Signal::HUP).unwrap_or(now)
+}
+
 /// The next signal that means to stop.
 async fn stop_signal(signals: &mut [(Signal, unix::Signal); 3]) -> &'static str {
     loop {
@@ -376,5 +393,20 @@ fn outcome(status: ExitStatus) -> anyhow::Result<()> {
         Some(0) => Ok(()),
         Some(code) => Err(Ended(u8::try_from(code).unwrap_or(1)).into()),
         None => bail!("{}; the next start will recover", told(status)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: SIGHUP during a hand-over made a stop of a moment before forgotten.
+    #[test]
+    fn a_deferred_stop_outranks_sighup() {
+        let (stop, other, reread) = (Signal::TERM, Signal::INT, Signal::HUP);
+        assert_eq!(later(None, reread), reread);
+        assert_eq!(later(Some(stop), reread), stop);
+        assert_eq!(later(Some(reread), stop), stop);
+        assert_eq!(later(Some(stop), other), other);
     }
 }

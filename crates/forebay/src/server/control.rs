@@ -582,6 +582,8 @@ impl PoolControl for Running {
         let hand_over = match &way {
             Way::Live(changes) => {
                 if !dry_run {
+                    // The next program may have read the file before it was written.
+                    self.upgrades.refuse_under_way()?;
                     self.apply_live(&mut in_force, wanted, changes)?;
                 }
                 None

@@ -65,6 +65,13 @@ fn conflict(what: &str, hint: &str) -> ControlError {
     ControlError::new(ControlErrorKind::Conflict, what, hint)
 }
 
+fn idle(last: &Option<Upgrading>) -> Result<(), ControlError> {
+    match last.as_ref().is_none_or(Upgrading::is_over) {
+        true => Ok(()),
+        false => Err(conflict("an upgrade is under way", "wait until it has ended")),
+    }
+}
+
 impl Upgrades {
     /// Of a server with this line to a keeper, if it has one.
     pub fn new(line: Option<Arc<Line>>) -> Self {
@@ -99,10 +106,16 @@ impl Upgrades {
         if let Some(why) = self.closed.get() {
             return Err(conflict(why, "stop the server, and start it again"));
         }
-        if last.as_ref().is_some_and(|last| !last.is_over()) {
-            return Err(conflict("an upgrade is under way", "wait until it has ended"));
-        }
+        idle(last)?;
         Ok(line)
+    }
+
+    /// Refuses what the next program would not learn of while an upgrade is under way.
+    ///
+    /// # Errors
+    /// If one is.
+    pub fn refuse_under_way(&self) -> Result<(), ControlError> {
+        idle(&locked(&self.last))
     }
 
     /// Begins an upgrade to `program`, for people `shown`; [`Upgrades::go`] asks the keeper, after
