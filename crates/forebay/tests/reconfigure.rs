@@ -791,6 +791,39 @@ fn a_device_is_retired_under_load_and_replaced() {
     }
 }
 
+/// Regression: a server that the keeper started, or that took over, made a new cache on a device
+/// that had been retired and was about to be taken out.
+#[test]
+fn a_retired_device_stays_out_of_use_until_an_operator_starts_the_server() {
+    let mut plan = Plan::new(&["a"]);
+    plan.cache += "\nwrite_cache_depth = \"1h\"\nidle_destage = \"0s\"";
+    let server = plan.start();
+    plan.connect("a").write(0, &noise(1, 1 << 20), true).expect("it is written");
+    server.ask(&["retire"]);
+    let own = env!("CARGO_BIN_EXE_forebay");
+    for round in 0..4 {
+        match round % 2 {
+            0 => drop(server.kill_kept()),
+            _ => drop(server.ask(&["upgrade", own])),
+        }
+        let answers = || forebay(&["status", &server.control_argument()]).status.success();
+        until("another server", answers);
+        until("it is out of use", || server.status()["health"] == "detached");
+        let mut a = plan.connect("a");
+        a.write(0, &noise(round, 1 << 20), true).expect("it is written");
+        assert_eq!(server.status()["cache"]["dirty_bytes"], 0);
+        assert!(plan.primary("a")[..1 << 20] == noise(round, 1 << 20), "round {round}");
+    }
+    server.stop(&[]);
+    let server = plan.start();
+    assert_eq!(server.status()["health"], "good");
+    assert_eq!(plan.on_record(".retired"), None);
+    server.kill_kept();
+    until("another server", || forebay(&["status", &server.control_argument()]).status.success());
+    assert_eq!(server.status()["health"], "good");
+    server.stop(&[]);
+}
+
 /// The file of a retired cache may get another size, as that of any cache that is given up.
 #[test]
 fn a_retired_cache_becomes_one_of_another_size() {

@@ -195,7 +195,10 @@ impl<'a> Life<'a> {
             }
             if how == End::Dies {
                 self.pool.hold();
-                self.serves(true)?;
+                // A retired device stays out of use.
+                let retired = self.pool.is_retired();
+                self.serves(!retired)?;
+                self.set_retired(retired);
                 self.verify(sum)?;
                 continue;
             }
@@ -232,13 +235,19 @@ impl<'a> Life<'a> {
         self.serves(flags.is_empty())
     }
 
+    /// Notes whether the cache device is retired.
+    fn set_retired(&mut self, retired: bool) {
+        self.pool.set_retired(retired);
+        self.pool.volumes.iter().for_each(|volume| volume.notice.set_without_cache(retired));
+    }
+
     /// Checks a server that has just started, with a good cache if it must have one, and notes what
     /// it begins with.
     fn serves(&mut self, is_cached: bool) -> anyhow::Result<()> {
         let status = self.pool.status()?;
         let is_good = status["health"] == "good" || !is_cached;
         ensure!(is_good, "after a start health is {}", status["health"]);
-        self.pool.set_retired(false);
+        self.set_retired(false);
         let found = status["volumes"].as_array().context("a status has volumes")?;
         for volume in self.pool.volumes.iter_mut().filter(|volume| volume.served) {
             let shown = found.iter().find(|shown| shown["name"] == volume.name.as_str());
@@ -255,7 +264,6 @@ impl<'a> Life<'a> {
             volume.set = (mode != volume.configured).then_some(mode);
             volume.notice.forget();
             volume.notice.set_mode(Some(mode));
-            volume.notice.set_without_cache(false);
             volume.model.restarted();
         }
         Ok(())
@@ -328,6 +336,7 @@ impl<'a> Life<'a> {
         outcome?;
         if let Some(shift) = shift {
             shift.note(&mut self.pool.volumes, self.numbers, self.log)?;
+            self.set_retired(self.pool.is_retired());
         }
         self.after(how, sum)
     }

@@ -266,8 +266,8 @@ impl Operator<'_> {
             seen.notice.set_mode(Some(seen.configured));
             seen.set = Some(None);
         }
-        // A hand-over is a start, which makes a new cache instead of a retired one.
-        let retired = self.pool.status()?["health"] == "detached";
+        // A hand-over to a new cache replaces a retired one.
+        let retired = self.pool.status()?["health"] != "good";
         self.pool.set_retired(retired);
         self.seen.iter().for_each(|seen| seen.notice.set_without_cache(retired));
         let same = self.pool.must(&["apply", file, "--dry-run"])?;
@@ -362,8 +362,8 @@ fn drain(operator: &mut Operator<'_>) -> anyhow::Result<()> {
 fn look(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     operator.log.say("status");
     let status = operator.pool.status()?;
-    let expected = if operator.pool.is_retired() { "detached" } else { "good" };
-    ensure!(status["health"] == expected, "health is {}, not {expected}", status["health"]);
+    let (health, retired) = (&status["health"], operator.pool.is_retired());
+    ensure!((health == "good") != retired, "health is {health}; retired: {retired}");
     operator.pool.must(&["status"]).map(drop)
 }
 

@@ -82,7 +82,6 @@ impl Shift {
                 (volume.served, volume.is_known) = (true, true);
                 volume.notice.forget();
                 volume.notice.set_mode(Some(volume.configured));
-                volume.notice.set_without_cache(false);
             }
             What::Goes => {
                 volume.served = false;

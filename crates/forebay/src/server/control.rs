@@ -25,6 +25,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::disk::loops;
 use crate::keeper::Line;
+use crate::server::cache::retired;
 use crate::server::disks::Disks;
 use crate::server::history;
 use crate::server::kept::{self, Kept};
@@ -612,6 +613,12 @@ impl PoolControl for Running {
             return Err(ControlError::new(ControlErrorKind::Conflict, what, hint));
         }
         tracing::warn!("told to give up the cache device");
+        let Reconfiguration { state, cache, .. } = &*self.reconfiguration;
+        retired::mark(state, *cache).map_err(|error| {
+            let what = format!("it cannot be put on record that the device is retired: {error}");
+            let hint = "nothing was changed; see to the state directory";
+            ControlError::new(ControlErrorKind::Unavailable, what, hint)
+        })?;
         self.pool.retire();
         Ok(())
     }

@@ -327,6 +327,10 @@ impl Serving {
         }
         // From here on clients may write: the files of this start stay.
         cache.keep()?;
+        if cache.is_retired() {
+            tracing::warn!("the cache device was retired: it stays out of use");
+            pool.retire();
+        }
         let to = (kept.line(), stop);
         let running = Running::new(facts, configured, settings, reconfiguration, to);
         let running = Arc::new(running);

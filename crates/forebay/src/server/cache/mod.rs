@@ -6,6 +6,7 @@ mod memory;
 mod no_state;
 mod once;
 mod reset;
+pub mod retired;
 pub mod size;
 pub mod stops;
 pub mod superblocks;
@@ -84,6 +85,8 @@ pub struct Cache {
     accepted: Option<String>,
     /// What was known of earlier stops.
     stops: Stops,
+    /// Whether an operator has retired the device, and no start of an operator's has come since.
+    retired: bool,
 }
 
 /// Files that a start has created. They are removed if it fails: a cache that has never served
@@ -230,6 +233,7 @@ pub fn open(
     }
     opened.notes.iter().for_each(|note| tracing::warn!("{note}"));
     memory::check(config, &opened, ARENA_BYTES)?;
+    let retired = stays_retired(witness.state(), &opened, &found, start).map_err(no_state)?;
     if let Err(error) = witness.state().sweep(opened.superblock.uuid) {
         tracing::warn!(%error, "left behind by a crash");
     }
@@ -260,6 +264,10 @@ pub fn open(
     let made_by = (&*config, allowed.reset, discards);
     let on_host = (&witness, &*health);
     let (discard, on_record) = put_on_record(made_by, &opened, &table, on_host, queue, &mut made)?;
+    if let Some(old) = old.filter(|old| retired && old.uuid != uuid) {
+        // The new cache is marked.
+        retired::forget(witness.state(), old.uuid).map_err(no_state)?;
+    }
     let Opened { superblock, ids, witnesses, .. } = &opened;
     let own = witnesses.iter().find(|record| record.uuid == superblock.uuid);
     let record = own.expect("a start has a witness").clone();
@@ -308,8 +316,25 @@ pub fn open(
         state_dir: config.cache.state_dir.clone(),
         accepted: allowed.accepted,
         stops,
+        retired,
     };
     Ok((cache, plan, settings))
+}
+
+/// Whether the device that this start has found stays out of use; then it is marked under the id of
+/// the cache that this start makes there, too.
+fn stays_retired(
+    state: &StateDir,
+    opened: &Opened,
+    found: &Superblocks,
+    start: Start<'_>,
+) -> std::io::Result<bool> {
+    let Some(before) = found.newest() else { return Ok(false) };
+    let stays = retired::stays(state, before.uuid, start)?;
+    if stays {
+        retired::mark(state, opened.superblock.uuid)?;
+    }
+    Ok(stays)
 }
 
 /// Makes a start durable, in an order in which a crash between any two steps does no harm. The
@@ -378,6 +403,11 @@ fn set_limits(plan: &mut PoolConfig, config: &Config) {
 }
 
 impl Cache {
+    /// Whether the device must be retired again before clients write.
+    pub fn is_retired(&self) -> bool {
+        self.retired
+    }
+
     /// Size of the device in use, in bytes.
     pub fn bytes(&self) -> u64 {
         self.superblock.device_size
