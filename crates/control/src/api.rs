@@ -51,7 +51,7 @@ pub struct PoolStatus {
     /// Current problems with their remedies, one sentence each; empty if there are none.
     #[serde(default)]
     pub problems: Vec<String>,
-    /// Whether a signal ended the drain that was to come before the stop.
+    /// Whether a signal or another stop ended the drain that was to come before the stop.
     #[serde(default)]
     pub drain_given_up: bool,
     /// Seconds since the server was ready.

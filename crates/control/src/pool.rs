@@ -309,7 +309,7 @@ pub struct PoolSnapshot {
     pub state_problem: Option<String>,
     /// Whether it has been told to stop.
     pub stopping: bool,
-    /// Whether a signal ended the drain that was to come before the stop.
+    /// Whether a signal or another stop ended the drain that was to come before the stop.
     pub drain_given_up: bool,
     /// The cache device's path.
     pub cache_path: String,

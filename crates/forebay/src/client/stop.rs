@@ -44,7 +44,7 @@ pub fn run(args: &StopArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     if stopped.given_up && rest.0 > 0 {
-        bail!("not all is drained: a signal to the server ended the drain; {rest} may be left");
+        bail!("not all is drained: a signal or another stop ended the drain; {rest} may be left");
     }
     if !stopped.is_told {
         bail!(
@@ -70,7 +70,7 @@ struct Stopped {
     left: StopStatus,
     /// Whether the server has told it.
     is_told: bool,
-    /// Whether a signal ended the drain.
+    /// Whether a signal or another stop ended the drain.
     given_up: bool,
 }
 

@@ -737,6 +737,14 @@ impl PoolControl for Running {
     }
 
     fn stop(&self, drain: bool) -> Result<(), ControlError> {
+        let ending = || {
+            let what = "the server is ending already";
+            ControlError::new(ControlErrorKind::Conflict, what, "wait until it has ended")
+        };
+        // Without a drain, it ends the drain of a stop.
+        if drain && self.stopping.load(Ordering::Relaxed) {
+            return Err(ending());
+        }
         let disks = self.disks.devices();
         if !disks.is_empty() {
             let what = format!("volumes are attached as {}", disks.join(", "));
@@ -750,11 +758,7 @@ impl PoolControl for Running {
             let hint = "detach or close them first; SIGTERM stops the server even so";
             return Err(ControlError::new(ControlErrorKind::Conflict, what, hint));
         }
-        let gone = |_| {
-            let kind = ControlErrorKind::Conflict;
-            ControlError::new(kind, "the server is stopping already", "wait until it has")
-        };
-        self.stop.send(Order::Stop { drain }).map_err(gone)
+        self.stop.send(Order::Stop { drain }).map_err(|_| ending())
     }
 
     fn left(&self) -> Option<LeftSnapshot> {

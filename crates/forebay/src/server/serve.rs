@@ -442,21 +442,25 @@ impl Serving {
         });
         let mut given_up = false;
         let stopped = loop {
-            tokio::select! {
+            let why = tokio::select! {
                 stopped = &mut stopping => break stopped?,
                 name = signals.next() => {
                     if !drain {
                         // The next start recovers as after a crash: nothing flushed is lost.
                         bail!("{name} again: not stopped in order; the next start will recover");
                     }
-                    tracing::warn!("{name}: the drain is abandoned");
-                    given_up = true;
-                    self.tell_given_up().await;
-                    self.pool.give_up_drain();
+                    name
                 }
-            }
+                () = stop_without_drain(&mut self.asked), if drain && !given_up => {
+                    "told to stop without a drain"
+                }
+            };
+            tracing::warn!("{why}: the drain is abandoned");
+            given_up = true;
+            self.tell_given_up().await;
+            self.pool.give_up_drain();
         };
-        // The signal requested a stop without a drain, and that is what happened.
+        // Then a stop without a drain was requested, and that is what happened.
         let left = if drain && !given_up { what_is_left(&stopped) } else { String::new() };
         self.close(&stopped, health, awaited)?;
         anyhow::ensure!(left.is_empty(), "stopped, but not all is drained: {left}");
@@ -464,8 +468,10 @@ impl Serving {
     }
 
     /// Leaves everything to the next server. Signals are the keeper's business now.
-    fn hand_over(self) -> anyhow::Result<()> {
+    fn hand_over(mut self) -> anyhow::Result<()> {
         tracing::info!("another program takes over");
+        // A stop that comes now would be lost.
+        self.asked.close();
         let health = self.running.snapshot().map_or(Health::Good, |snapshot| snapshot.health());
         self.running.set_stopping();
         let (stopped, clients) = self.pool.hand_over(&self.running.leaving());
@@ -511,6 +517,16 @@ impl Serving {
         drop(self.control);
         closed
     }
+}
+
+/// Waits for the order to stop without a drain. May be dropped and called again.
+async fn stop_without_drain(asked: &mut UnboundedReceiver<Order>) {
+    while let Some(order) = asked.recv().await {
+        if matches!(order, Order::Stop { drain: false }) {
+            return;
+        }
+    }
+    std::future::pending().await
 }
 
 /// Carries out the keeper's orders from now on.
