@@ -140,6 +140,52 @@ fn followers_go_on_with_the_next_server() {
     server.stop(&[]);
 }
 
+/// Regression: a hand-over to a new cache began the numbers again, and streams that went on after
+/// number 40 left out the next 40 events.
+#[test]
+fn followers_go_on_with_a_new_cache() {
+    let (place, _) = Place::with_disk();
+    let config = place.text("forebay.toml");
+    let write = |share: &str| {
+        let text = format!(
+            "[cache]\npath = {:?}\nsize = \"32MiB\"\nstate_dir = {:?}\nlog_share = {share:?}\n\
+             [memory]\nram = \"4MiB\"\n[server]\nnbd = [\"unix:{}\"]\n\
+             [control]\nsocket = {:?}\n[[volume]]\nname = \"disk\"\nprimary = {:?}\n",
+            place.text("cache.img"),
+            place.text("state"),
+            place.text("nbd.sock"),
+            place.text("control.sock"),
+            place.text("disk.img"),
+        );
+        fs::write(&config, text).expect("it can be written");
+    };
+    write("100%");
+    let server = place.start_kept(&["serve".to_owned(), format!("--config={config}")]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(["events", "--follow", "--json", &server.control_argument()]);
+    let mut follower = command.stdout(Stdio::piped()).spawn().expect("the binary runs");
+    let mut lines = BufReader::new(follower.stdout.take().expect("it was asked for")).lines();
+    let _follower = Helper(follower);
+    let mut id_of = |word: &str| loop {
+        let line = lines.next().expect("it goes on").expect("it is text");
+        if line.contains(word) {
+            let event: Value = serde_json::from_str(&line).expect("it prints JSON");
+            return event["id"].as_u64().expect("a number");
+        }
+    };
+    for limit in ["31%", "32%", "33%", "34%"] {
+        server.ask(&["set", &format!("dirty_limit={limit}")]);
+        id_of(limit);
+    }
+    let before = events(&server).len();
+    write("20%");
+    server.ask(&["apply", &config]);
+    assert!(events(&server).len() >= before, "a new cache has the events of before");
+    server.ask(&["set", "dirty_limit=35%"]);
+    assert!(id_of("35%") > 4);
+    server.stop(&[]);
+}
+
 #[test]
 fn consumers_are_told_and_slow_ones_delay_nothing() {
     let (place, _) = Place::with_disk();

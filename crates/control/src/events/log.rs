@@ -181,10 +181,17 @@ impl EventLog {
     /// given out, all of them.
     #[must_use]
     pub fn list(&self, after: u64) -> Vec<Event> {
+        self.list_from(after).1
+    }
+
+    /// The same, with the number after which the list begins: 0 instead of `after` if that was
+    /// never given out.
+    #[must_use]
+    pub fn list_from(&self, after: u64) -> (u64, Vec<Event>) {
         let state = self.lock();
         let after = if after < state.next { after } else { 0 };
         let events = state.events.iter().map(|entry| &entry.event);
-        events.filter(|event| event.id > after).cloned().collect()
+        (after, events.filter(|event| event.id > after).cloned().collect())
     }
 
     /// Everything from now on.
@@ -339,6 +346,8 @@ mod tests {
         log.tell(news("set", "a").about("eviction"));
         assert_eq!(log.list(3).len(), 2, "another setting is another event");
         assert_eq!(log.list(99).len(), 4, "a number of another life");
+        let begins = [2, 99].map(|after| log.list_from(after).0);
+        assert_eq!(begins, [2, 0], "a stream goes on with what the list has not");
     }
 
     #[test]

@@ -121,8 +121,9 @@ fn followed(
     let log = Arc::clone(monitor.events());
     // First the receiver: what happens now is in the list, or comes later, or both.
     let updates = log.follow();
+    let (last, backlog) = log.list_from(last);
     let following = Following {
-        backlog: log.list(last).into(),
+        backlog: backlog.into(),
         log,
         last,
         updates,

@@ -1,5 +1,6 @@
 //! The events of a cache: kept in `UUID.events` of the state directory, and told to the configured
-//! consumers.
+//! consumers. A cache that replaced another one in a hand-over begins with the events of that one,
+//! whose numbers the clients know.
 
 use std::io;
 use std::sync::Arc;
@@ -23,14 +24,15 @@ pub enum Came {
     TookOver,
 }
 
-/// Opens the events of the cache `uuid`, and notes that the server serves.
+/// Opens the events of the cache `uuid`, which may have replaced another one, and notes that the
+/// server serves.
 pub fn open(
     state: &StateDir,
-    uuid: [u8; 16],
+    (uuid, replaced): ([u8; 16], Option<[u8; 16]>),
     config: &EventsConfig,
     came: Came,
 ) -> io::Result<Arc<EventLog>> {
-    let name = file_of(uuid, "events");
+    let name = |uuid| file_of(uuid, "events");
     let mut consumers = Vec::new();
     if !config.command.is_empty() {
         consumers.push(Consumer::command(config.command.clone())?);
@@ -38,7 +40,8 @@ pub fn open(
     if let Some(url) = &config.webhook {
         consumers.push(Consumer::webhook(url)?);
     }
-    let log = EventLog::start(Some(Box::new(File { state: state.clone(), name })), consumers)?;
+    let file = File { state: state.clone(), name: name(uuid), replaced: replaced.map(name) };
+    let log = EventLog::start(Some(Box::new(file)), consumers)?;
     let version = env!("CARGO_PKG_VERSION");
     match came {
         Came::Started => {
@@ -60,15 +63,20 @@ pub fn open(
 struct File {
     state: StateDir,
     name: String,
+    /// The file to begin with.
+    replaced: Option<String>,
 }
 
 impl EventStore for File {
     fn load(&self) -> io::Result<Option<String>> {
-        let Some(text) = self.state.read(&self.name, BYTES_MAX)? else { return Ok(None) };
-        let body = unsealed(&text).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged", self.name))
-        })?;
-        Ok(Some(body.to_owned()))
+        for name in [Some(&self.name), self.replaced.as_ref()].into_iter().flatten() {
+            let Some(text) = self.state.read(name, BYTES_MAX)? else { continue };
+            let body = unsealed(&text).ok_or_else(|| {
+                io::Error::new(io::ErrorKind::InvalidData, format!("{name} is damaged"))
+            })?;
+            return Ok(Some(body.to_owned()));
+        }
+        Ok(None)
     }
 
     fn save(&self, text: &str) -> io::Result<()> {

@@ -344,7 +344,9 @@ impl Serving {
             mount::serve(mount, &pool, Arc::clone(&topics), &kept, may_differ)?;
         }
         kept.hold(&name, "", socket.as_fd())?;
-        let events = events::open(cache.state(), cache.uuid(), &config.events, came)?;
+        let replaced = applying.filter(|applying| applying.new_cache).map(|before| before.cache);
+        let caches = (cache.uuid(), replaced);
+        let events = events::open(cache.state(), caches, &config.events, came)?;
         cache.take_news().into_iter().for_each(|news| events.tell(news));
         let monitor = Monitor::start(Arc::clone(&running) as Arc<dyn PoolControl>, events)?;
         topics.monitor.get_or_init(|| Arc::downgrade(&monitor));
