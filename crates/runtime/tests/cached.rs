@@ -69,6 +69,7 @@ fn maker(shard: usize, fresh: bool, epoch: u32, ordered: Option<u64>) -> MakeSha
             content: ContentLocality::Rewrite,
             cache_volatile: true,
             discard: false,
+            discarded: true,
             buffers,
             fresh,
             trust: Trust::Full,

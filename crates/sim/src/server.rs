@@ -456,6 +456,7 @@ fn shard_config(
         content: setup.content,
         cache_volatile: setup.cache.volatile,
         discard: start.discard,
+        discarded: true,
         buffers: BufPool::default(),
         fresh: start.fresh,
         trust: start.trust,

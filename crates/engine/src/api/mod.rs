@@ -445,8 +445,11 @@ pub struct ShardConfig {
     pub content: ContentLocality,
     /// Whether the device's writes are durable only after a flush.
     pub cache_volatile: bool,
-    /// Whether the cache device is told what is free. The area of a new pool counts as discarded.
+    /// Whether the cache device is told what is free.
     pub discard: bool,
+    /// Whether the area of a fresh pool was discarded. Otherwise its extents are discarded while it
+    /// serves, as after any other start.
+    pub discarded: bool,
     /// The pool from which buffers are allocated.
     pub buffers: BufPool,
     /// Whether the pool has just been created, so that there is nothing to recover.

@@ -114,6 +114,10 @@ impl Cache {
         for volume in &config.volumes {
             contents.set_unit(volume.id, limit::full_stripe_blocks(volume.pace, volume.optimal_io));
         }
+        let mut store = Store::new(all - segments, extent_pages);
+        if config.fresh && !config.discarded {
+            store.set_undiscarded();
+        }
         let builder = Builder::new(config.buffers.clone(), pages_max, config.unit_entries);
         Self {
             now,
@@ -122,7 +126,7 @@ impl Cache {
             ram: Ram::new(config.ram_bytes, config.compress_ram),
             form: Forms::new(is_similar, config.index_blocks),
             log: Log::new(segments, builder),
-            store: Store::new(all - segments, extent_pages),
+            store,
             policy: policy(&config, config.eviction),
             volumes,
             locks: Locks::default(),

@@ -185,6 +185,11 @@ impl Store {
         }
     }
 
+    /// Notes that the device may still keep old content of all extents.
+    pub fn set_undiscarded(&mut self) {
+        self.unused.extend(self.blank.drain(..));
+    }
+
     /// Whether the shard has a store.
     pub fn exists(&self) -> bool {
         !self.busy.is_empty()

@@ -296,6 +296,24 @@ fn the_extents_used_last_are_discarded_one_by_one_with_pauses_and_then_used() {
 }
 
 #[test]
+fn a_fresh_store_that_was_not_discarded_is_discarded_little_by_little() {
+    let (mut store, mut pages) = store(4);
+    store.set_undiscarded();
+    let mut now = Instant::default();
+    for extent in [3, 2] {
+        assert_eq!(store.begin_discard(now), Some(extent), "the last one to be used");
+        store.end_discard(now);
+        now = now + DISCARD_PAUSE;
+    }
+    assert_eq!(store.begin_discard(now), None, "two stay ready");
+    for extent in [0, 1, 2, 3] {
+        let units = take_extent(&mut store, &mut pages);
+        assert_eq!(units[0].start / PER as u32, extent);
+    }
+    assert!(store.take(1, &mut pages).is_none());
+}
+
+#[test]
 fn two_extents_stay_ready_and_discards_pause() {
     let (mut store, mut pages) = store(4);
     let units: Vec<_> = (0..4).map(|_| take_extent(&mut store, &mut pages)).collect();

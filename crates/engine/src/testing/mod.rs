@@ -73,6 +73,7 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
         content: ContentLocality::Independent,
         cache_volatile: true,
         discard: false,
+        discarded: true,
         buffers: BufPool::default(),
         fresh: true,
         trust: Trust::Full,

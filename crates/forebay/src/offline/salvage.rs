@@ -445,6 +445,7 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         content: ContentLocality::Independent,
         cache_volatile: true,
         discard: false,
+        discarded: true,
         buffers: BufPool::default(),
         fresh: false,
         trust: Trust::DirtyOnly,

@@ -261,7 +261,9 @@ pub fn open(
     let health = Arc::new(StateHealth::new(witness.state().clone()));
     // The space of a file stays allocated, so that writes do not run out of it.
     let discards = config.cache.discard && device.info().discard && !device.keeps_space();
-    let made_by = (&*config, allowed.reset, discards);
+    // While clients wait, a discard of the whole device would take too long.
+    let discarded = start.came != Came::TookOver;
+    let made_by = (&*config, allowed.reset, discards, discarded);
     let on_host = (&witness, &*health);
     let (discard, on_record) = put_on_record(made_by, &opened, &table, on_host, queue, &mut made)?;
     if let Some(old) = old.filter(|old| retired && old.uuid != uuid) {
@@ -281,7 +283,7 @@ pub fn open(
         config,
         &opened,
         &registry,
-        (device.info().volatile_cache, discard),
+        (device.info().volatile_cache, discard, discarded),
         clock,
     );
     let (watched, kept) = primaries::watch(&table, ids, &primaries);
@@ -341,7 +343,7 @@ fn stays_retired(
 /// samples may fail: what is then on record of them is of an earlier superblock, and void. Returns
 /// whether the device takes discards, and whether the samples are on record.
 fn put_on_record(
-    (config, reset, discards): (&Config, bool, bool),
+    (config, reset, discards, all): (&Config, bool, bool, bool),
     opened: &Opened,
     table: &Table,
     (witness, health): (&Witness, &StateHealth),
@@ -368,7 +370,8 @@ fn put_on_record(
     if let Some(record) = &opened.distrust {
         store_witness(witness, record, uuid)?;
     }
-    let discards = superblocks::write_all(&mut queue, opened, discards)?;
+    superblocks::write_all(&mut queue, opened)?;
+    let discards = discards && (!all || superblocks::discard(&mut queue, opened)?);
     if reset {
         let note = "--reset-cache made this cache";
         once::mark(&config.cache.state_dir, uuid, once::RESET, note)?;
@@ -781,7 +784,7 @@ fn shards_of(
     config: &Config,
     opened: &Opened,
     registry: &Registry,
-    (cache_volatile, discard): (bool, bool),
+    (cache_volatile, discard, discarded): (bool, bool, bool),
     clock: Clock,
 ) -> Vec<MakeShard> {
     let superblock = &opened.superblock;
@@ -836,6 +839,7 @@ fn shards_of(
             content: config.cache.content,
             cache_volatile,
             discard,
+            discarded,
             buffers: BufPool::default(),
             fresh: opened.fresh,
             trust: opened.trust,

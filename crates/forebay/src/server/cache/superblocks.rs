@@ -101,25 +101,25 @@ pub fn copies_in(file: &File) -> io::Result<[Vec<u8>; 2]> {
     Ok(copies)
 }
 
-/// Writes the superblocks of a start, each write durable before the next. If the device `discards`,
-/// a new cache is discarded then. Returns whether the device discards: one that fails to is not
-/// asked again.
+/// Writes the superblocks of a start, each write durable before the next.
 ///
 /// # Errors
 /// If the device cannot be written, or does not answer.
-pub fn write_all(queue: &mut Blocking, opened: &Opened, discards: bool) -> anyhow::Result<bool> {
+pub fn write_all(queue: &mut Blocking, opened: &Opened) -> anyhow::Result<()> {
     let failed = "the cache device cannot be written; nothing was changed on the primaries";
     for (at, bytes) in opened.writes() {
         queue.write(at, bytes).and_then(|()| queue.flush()).context(failed)?;
     }
-    match opened.discard().filter(|_| discards) {
-        Some(range) => discard(queue, range),
-        None => Ok(discards),
-    }
+    Ok(())
 }
 
-/// Discards a range; returns whether the device did.
-fn discard(queue: &mut Blocking, range: ByteRange) -> anyhow::Result<bool> {
+/// Discards a new cache, whose superblocks are durable. Returns whether the device discards: one
+/// that fails to is not asked again.
+///
+/// # Errors
+/// If the device does not answer.
+pub fn discard(queue: &mut Blocking, opened: &Opened) -> anyhow::Result<bool> {
+    let Some(range) = opened.discard() else { return Ok(true) };
     match queue.discard(range) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::Timeout => {
