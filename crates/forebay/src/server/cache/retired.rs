@@ -34,8 +34,12 @@ pub fn forget(state: &StateDir, uuid: [u8; 16]) -> io::Result<()> {
 /// # Errors
 /// If the state directory cannot be read or changed.
 pub fn stays(state: &StateDir, uuid: [u8; 16], start: Start<'_>) -> io::Result<bool> {
+    // Most starts find none, and must not need to change the directory.
+    if state.read(&file_of(uuid, KIND), 0)?.is_none() {
+        return Ok(false);
+    }
     if start.came == Came::Started || start.applied.is_some_and(|applied| applied.new_cache) {
         return forget(state, uuid).map(|()| false);
     }
-    Ok(state.read(&file_of(uuid, KIND), 0)?.is_some())
+    Ok(true)
 }
