@@ -215,8 +215,8 @@ impl Entry {
     }
 }
 
-/// Why the blocks of `volume`, or of all volumes, do not become fewer: a primary does not take them,
-/// or clients write as fast as it does. It ends with the remedy.
+/// Why the blocks of `volume`, or of all volumes, do not become fewer, and the remedy: a primary
+/// does not take them, or clients write as fast as it does.
 fn hindrance(snapshot: &PoolSnapshot, volume: Option<&str>) -> String {
     let wanted = snapshot.volumes.iter().filter(|one| volume.is_none_or(|name| one.name == name));
     let dirty: Vec<_> =

@@ -1,6 +1,6 @@
 //! Whether a file lies on a disk that the server itself makes over a volume: in a file system on
-//! it, perhaps with a partition, device-mapper, md or loop devices between. In a hand-over, the next
-//! server would wait for that file, and the file for the next server.
+//! it, perhaps with a partition, device-mapper, md or loop devices between. In a hand-over, the
+//! next server would wait for that file, and the file for the next server.
 
 use std::fs;
 use std::path::{Path, PathBuf};

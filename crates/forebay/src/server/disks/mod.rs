@@ -397,8 +397,8 @@ impl Disks {
         Ok(shown)
     }
 
-    /// The error of a removal that was not done. If the disk has ended all the same, it is no longer
-    /// served, and another `detach` removes the rest.
+    /// The error of a removal that was not done. If the disk has ended all the same, it is no
+    /// longer served, and another `detach` removes the rest.
     fn unremoved(&self, mark: u64, refusal: Refusal) -> ControlError {
         if !refusal.has_ended_the_disk() {
             return failed(refusal);
