@@ -49,8 +49,8 @@ impl Name {
     fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        assert!(number < 32, "more names than were planned for");
-        Self { number: 4096 + std::process::id() % 4096 * 32 + number }
+        assert!(number < 64, "more names than were planned for");
+        Self { number: 4096 + std::process::id() % 4096 * 64 + number }
     }
 
     fn path(&self) -> String {

@@ -330,9 +330,10 @@ fn a_primary_that_comes_back_changed_stays_away() {
     check(&place, "a", &noise(1, 1 << 20));
     let mut nbd = Nbd::connect(&place.path("nbd.sock"), "a").expect("it serves");
     nbd.read(8 * MIB, &mut [0; 4096]).expect_err("it is not used");
-    server.ask(&["drain", "a", "--background"]);
+    let begun = server.ask(&["drain", "a", "--background", "--json"]);
+    let job: serde_json::Value = serde_json::from_str(&begun).expect("it is JSON");
     std::thread::sleep(Duration::from_secs(1));
-    server.ask(&["drain", "--job=1", "--cancel"]);
+    server.ask(&["drain", &format!("--job={}", job["id"]), "--cancel"]);
     assert!(fs::read(place.path("a.img")).expect("it is there") == wrong, "it was changed");
 
     put(&right[..8 << 20]);

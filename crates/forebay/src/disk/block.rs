@@ -211,8 +211,8 @@ pub fn write_back(path: &str) -> anyhow::Result<()> {
     let written = rustix::fs::open(path, flags, Mode::empty()).and_then(rustix::fs::fsync);
     if let Err(error) = written {
         bail!(
-            "{path}: not all writes could be made durable ({error}); it stays attached; see \
-             forebay status for the reason, then detach it again"
+            "{path}: not all writes could be made durable ({error}); it stays attached, and what \
+             was mounted is unmounted; see forebay status for the reason, then detach it again"
         );
     }
     Ok(())
