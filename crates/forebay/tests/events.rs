@@ -145,21 +145,7 @@ fn followers_go_on_with_the_next_server() {
 #[test]
 fn followers_go_on_with_a_new_cache() {
     let (place, _) = Place::with_disk();
-    let config = place.text("forebay.toml");
-    let write = |share: &str| {
-        let text = format!(
-            "[cache]\npath = {:?}\nsize = \"32MiB\"\nstate_dir = {:?}\nlog_share = {share:?}\n\
-             [memory]\nram = \"4MiB\"\n[server]\nnbd = [\"unix:{}\"]\n\
-             [control]\nsocket = {:?}\n[[volume]]\nname = \"disk\"\nprimary = {:?}\n",
-            place.text("cache.img"),
-            place.text("state"),
-            place.text("nbd.sock"),
-            place.text("control.sock"),
-            place.text("disk.img"),
-        );
-        fs::write(&config, text).expect("it can be written");
-    };
-    write("100%");
+    let config = place.configure("log_share = \"100%\"");
     let server = place.start_kept(&["serve".to_owned(), format!("--config={config}")]);
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
     command.args(["events", "--follow", "--json", &server.control_argument()]);
@@ -178,7 +164,7 @@ fn followers_go_on_with_a_new_cache() {
         id_of(limit);
     }
     let before = events(&server).len();
-    write("20%");
+    place.configure("log_share = \"20%\"");
     server.ask(&["apply", &config]);
     assert!(events(&server).len() >= before, "a new cache has the events of before");
     server.ask(&["set", "dirty_limit=35%"]);

@@ -142,24 +142,10 @@ fn a_stop_while_the_next_program_checks_ends_that_program() {
 #[test]
 fn a_file_is_not_applied_during_an_upgrade_and_a_setting_stays() {
     let (place, _) = Place::with_disk();
-    let config = place.text("forebay.toml");
-    let write = |limit: &str| {
-        let text = format!(
-            "[cache]\npath = {:?}\nsize = \"32MiB\"\nstate_dir = {:?}\ndirty_limit = {limit:?}\n\
-             [memory]\nram = \"4MiB\"\n[server]\nnbd = [\"unix:{}\"]\n\
-             [control]\nsocket = {:?}\n[[volume]]\nname = \"disk\"\nprimary = {:?}\n",
-            place.text("cache.img"),
-            place.text("state"),
-            place.text("nbd.sock"),
-            place.text("control.sock"),
-            place.text("disk.img"),
-        );
-        fs::write(&config, text).expect("it is written");
-    };
-    write("40%");
+    let config = place.configure("dirty_limit = \"40%\"");
     let server = place.start_kept(&["serve".to_owned(), format!("--config={config}")]);
     let (upgrade, _) = begin(&server, &place, &slow_program(&place, 3));
-    write("50%");
+    place.configure("dirty_limit = \"50%\"");
     let control = server.control_argument();
     let output = support::forebay(&["apply", &config, &control]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();

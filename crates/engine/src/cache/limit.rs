@@ -175,7 +175,7 @@ impl Cache {
 
     /// The dirty level of a volume and its limit, or the blocks of an ordered volume and theirs,
     /// whichever is closer to the limit.
-    fn level_and_limit(&self, volume: VolumeId) -> (u64, u64) {
+    pub(crate) fn level_and_limit(&self, volume: VolumeId) -> (u64, u64) {
         let (level, limit) = (self.dirty_level_of(volume), self.share_of(volume));
         let Some(most) = self.ordered_limit_of(volume) else { return (level, limit) };
         let blocks = self.contents.dirty_level_of(volume);
@@ -191,13 +191,17 @@ impl Cache {
         level + more >= limit
     }
 
-    /// The dirty level of a volume and its limit, as pacing sees them. Blocks that only wait for
+    /// The dirty level of a volume and its limit, as pacing sees them.
+    pub(crate) fn paced_level(&self, volume: VolumeId) -> (u64, u64) {
+        self.paced(volume, self.level_and_limit(volume))
+    }
+
+    /// A dirty level and limit of a volume, as pacing sees them. Blocks that only wait for
     /// the primary's flush are as good as clean, but they become clean in lumps, since a flush of a
     /// disk may take most of a second. So they are left out of the level, and room for the largest
     /// recent lump is left out of the limit. Blocks that fill stripes of the primary are left out,
     /// too.
-    pub(crate) fn paced_level(&self, volume: VolumeId) -> (u64, u64) {
-        let (level, limit) = self.level_and_limit(volume);
+    pub(crate) fn paced(&self, volume: VolumeId, (level, limit): (u64, u64)) -> (u64, u64) {
         let flow = &self.volume(volume).flow;
         let mut others = flow.unflushed_blocks + flow.filled_blocks;
         let blocks = self.contents.dirty_level_of(volume);

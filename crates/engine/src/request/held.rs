@@ -11,9 +11,10 @@ use crate::slab::Id;
 impl Requests {
     /// Delays a write near the dirty limit; returns true if the write has to wait.
     pub fn hold_back(cache: &mut Cache, write: Id, volume: VolumeId, blocks: BlockRange) -> bool {
-        let (level, limit) = cache.paced_level(volume);
+        let (level, limit) = cache.level_and_limit(volume);
+        let is_full = cache.health() == Health::Good && level >= limit;
+        let (level, limit) = cache.paced(volume, (level, limit));
         let waits = cache.volume(volume).flow.held_writes() > 0;
-        let is_full = Self::is_full(cache, volume, 0);
         if level < limit / 2 && !waits && !is_full {
             return false;
         }
@@ -28,11 +29,6 @@ impl Requests {
         flow.hold(now, write, (level, target, limit), blocks, is_full)
     }
 
-    /// Whether writes of a volume wait for room below its dirty limit, with `more` blocks dirty.
-    fn is_full(cache: &Cache, volume: VolumeId, more: u64) -> bool {
-        cache.health() == Health::Good && cache.is_full_of_dirty(volume, more)
-    }
-
     /// Releases writes whose delay is over, or for which there is room by now. At the limit itself
     /// they wait for room. They fail if the primary has been away for so long that there may never
     /// be room.
@@ -45,7 +41,8 @@ impl Requests {
                 if held.at > cache.now && level + released > free {
                     break;
                 }
-                let full = Self::is_full(cache, volume, released);
+                let full =
+                    cache.health() == Health::Good && cache.is_full_of_dirty(volume, released);
                 let hopeless = full
                     && cache.volume(volume).is_stuck(cache.now)
                     && cache.now.since(held.at) >= cache.config.patience;

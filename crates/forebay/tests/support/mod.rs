@@ -61,6 +61,23 @@ impl Place {
         (place, arguments)
     }
 
+    /// Writes a configuration of `disk.img` with more keys of the cache; returns its path.
+    pub fn configure(&self, cache: &str) -> String {
+        let text = format!(
+            "[cache]\npath = {:?}\nsize = \"32MiB\"\nstate_dir = {:?}\n{cache}\n\
+             [memory]\nram = \"4MiB\"\n[server]\nnbd = [\"unix:{}\"]\n\
+             [control]\nsocket = {:?}\n[[volume]]\nname = \"disk\"\nprimary = {:?}\n",
+            self.text("cache.img"),
+            self.text("state"),
+            self.text("nbd.sock"),
+            self.text("control.sock"),
+            self.text("disk.img"),
+        );
+        let config = self.text("forebay.toml");
+        fs::write(&config, text).expect("it can be written");
+        config
+    }
+
     /// A path in it.
     pub fn path(&self, name: &str) -> PathBuf {
         let place = if name.ends_with(".sock") { &self.sockets } else { &self.directory };
